@@ -1,0 +1,60 @@
+"""What several test files share: commands with a deadline, and one trained run."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _run(
+    *arguments: str,
+    environment: dict[str, str] | None = None,
+    seconds: float = 240.0,
+) -> subprocess.CompletedProcess:
+    """Runs `python ARGUMENTS` from the clone; SIGKILL for all of it at the deadline."""
+    settings = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **(environment or {})}
+    process = subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        cwd=ROOT,
+        env=settings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, errors = process.communicate()
+        raise AssertionError(
+            f"{arguments} did not end within {seconds} s\n{output}\n{errors}"
+        ) from None
+    return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+
+@pytest.fixture(scope="session")
+def python() -> Callable[..., subprocess.CompletedProcess]:
+    """Runs Python in a process of its own, see `_run`."""
+    return _run
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory) -> Path:
+    """The folder of a run of 26 steps on the digits by two processes (X1).
+
+    An epoch ends in step 24, so there are a checkpoint and an evaluation of it and of
+    the last step.
+    """
+    model_dir = tmp_path_factory.mktemp("trained") / "run"
+    flags = ["--recipe=digits", "--steps=26", f"--model_dir={model_dir}"]
+    done = _run("-m", "tf_goyal.launch", "--processes=2", "--", *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return model_dir

@@ -1,0 +1,97 @@
+"""Every image once, on any layout."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_goyal import evaluation, step
+from tf_goyal.placement import Placement
+
+
+class Layout:
+    """Stands for the devices of one process among R."""
+
+    def __init__(self, devices, local):
+        self.devices, self.local = devices, local
+
+
+@pytest.mark.parametrize(
+    ("devices", "local", "expected"),
+    [
+        (1, range(1), [[0], [1], [2], [3]]),
+        (2, range(1), [[0], [2]]),
+        (2, range(1, 2), [[1], [3]]),
+        (3, range(1, 3), [[1, 2], [4, 5]]),  # batches 4 and 5 are padding
+        (8, range(6, 8), [[6, 7]]),
+    ],
+)
+def test_batches_of_50_images_by_16(devices, local, expected):
+    """D8: 4 batches; every device runs equally many rounds."""
+    assert evaluation.batches_of(50, 16, Layout(devices, local)) == expected
+
+
+@pytest.mark.parametrize(("images", "rounds"), [(31, 1), (32, 1), (33, 2)])
+def test_rounds_at_the_boundary(images, rounds):
+    assert len(evaluation.batches_of(images, 16, Layout(2, range(1)))) == rounds
+
+
+def as_logits():
+    """A "model" whose pixels are its logits: uint8 [B, 1, 6, 3] -> [B, 6]."""
+    images = keras.Input([1, 6, 3], dtype="uint8")
+    return keras.Model(images, keras.ops.cast(images[:, 0, :, 0], "float32"))
+
+
+def evaluate(logits, labels, valid, batch):
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    placement = Placement(strategy, 0, 1)
+    images = np.repeat(logits[:, None, :, None], 3, 3).astype(np.uint8)
+    return evaluation.evaluate(
+        step.eval_step(as_logits(), strategy),
+        step.device_sum(strategy, placement),
+        [
+            tuple(
+                map(
+                    tf.constant,
+                    (
+                        images[i : i + batch],
+                        labels[i : i + batch],
+                        valid[i : i + batch],
+                    ),
+                )
+            )
+            for i in range(0, len(labels), batch)
+        ],
+        placement,
+    )
+
+
+def test_numbers_by_hand():
+    """One right, one second of five, one sixth of six, one that is padding."""
+    logits = np.array(
+        [[9, 1, 2, 3, 4, 5], [9, 8, 2, 3, 4, 5]] + [[0, 1, 2, 3, 4, 5]] * 2
+    )
+    labels = np.int32([0, 1, 0, 0])
+    valid = np.array([True, True, True, False])
+    result = evaluate(logits, labels, valid, 2)
+    assert result.images == 3
+    assert result.top1_error == pytest.approx(200 / 3)
+    assert result.top5_error == pytest.approx(100 / 3)
+    log_sum = np.log(np.exp(logits[:3]).sum(1))
+    expected = (log_sum - logits[np.arange(3), labels[:3]]).mean()
+    assert result.loss == pytest.approx(expected, rel=1e-6)
+
+
+def test_constant_logits_are_not_right():
+    """in_top_k would count ties as right; top_k names five classes."""
+    labels = np.int32([0, 4, 5, 5])
+    result = evaluate(np.zeros([4, 6]), labels, np.ones(4, bool), 4)
+    assert (result.top1_error, result.top5_error) == (75.0, 50.0)
+
+
+def test_the_split_into_batches_does_not_show():
+    random = np.random.default_rng(0)
+    logits = random.integers(0, 20, [24, 6])
+    labels = random.integers(0, 6, 24).astype(np.int32)
+    results = [evaluate(logits, labels, np.ones(24, bool), b) for b in (3, 8, 24)]
+    assert results[0] == results[1] == results[2]

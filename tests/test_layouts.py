@@ -1,0 +1,120 @@
+"""The one idea: what comes out does not depend on the hardware's layout."""
+
+import layouts
+import numpy as np
+import pytest
+
+# A process starts slowly, so each layout is started once and trains all it has to.
+PLAIN = {"workers": 4, "worker_batch": 3, "steps": 1, "momentum": 0.0}
+TWENTY = {"steps": 20, "learning_rate": 0.01}
+EVERYTHING = {"statistics": "global", "steps": 2, "momentum": 0.0}
+RUNS = {
+    "exact": {"exact": True},
+    "exact_buckets_of_0": {"exact": True, "bucket_bytes": 0},
+    "exact_buckets_of_4k": {"exact": True, "bucket_bytes": 2**12},
+    "exact_bucket_of_all": {"exact": True, "bucket_bytes": 2**30},
+    "fast": {},
+    "plain": {**PLAIN, "weight_decay": 0.0},
+    "plain_decayed": {**PLAIN, "weight_decay": 0.01},
+    "usual": {"workers": 2},
+    "bright": {"workers": 2, "bright": True},
+    "twenty": TWENTY,
+    "twenty_exact": {**TWENTY, "exact": True},
+    "everything": EVERYTHING,
+}
+BUCKETS = ["exact_buckets_of_0", "exact_buckets_of_4k", "exact_bucket_of_all"]
+PLANS = {  # (processes, devices, allreduce): runs
+    (1, 1, "auto"): [name for name in RUNS if name not in BUCKETS],
+    (1, 2, "auto"): ["exact", "plain", "plain_decayed", "everything"],
+    (1, 3, "auto"): ["exact", "everything"],
+    (1, 4, "auto"): ["plain", "plain_decayed"],
+    (2, 1, "auto"): ["exact", *BUCKETS, "bright", "twenty", "twenty_exact"],
+    (2, 1, "ring"): ["twenty", "twenty_exact"],
+    (3, 1, "auto"): ["exact"],
+    (4, 1, "auto"): ["exact"],
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(name, processes, devices, allreduce) -> what each rank ended with."""
+    done = {}
+
+    def result(name, processes=1, devices=1, allreduce="auto"):
+        layout = (processes, devices, allreduce)
+        if layout not in done:
+            folder = tmp_path_factory.mktemp("layout")
+            runs = {name: RUNS[name] for name in PLANS[layout]}
+            done[layout] = layouts.train(folder, runs, *layout)
+        return done[layout][name]
+
+    return result
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices"), [(2, 1), (3, 1), (4, 1), (1, 2), (1, 3)]
+)
+def test_exact_sum_gives_the_same_bits_on_every_layout(trained, processes, devices):
+    """4 virtual workers alone, on 2, 3 (1 + 1 + 2) and 4 processes or devices."""
+    alone = trained("exact")[0]
+    for result in trained("exact", processes, devices):
+        assert layouts.difference(result, alone) == 0.0
+        np.testing.assert_array_equal(result["losses"], alone["losses"])
+
+
+def test_exact_and_fast_sums_agree_to_rounding(trained):
+    """The fixed point's unit of 2^-50 is far below float32's own rounding."""
+    exact, fast = trained("exact")[0], trained("fast")[0]
+    assert 0.0 < layouts.difference(fast, exact) < 1e-4
+    np.testing.assert_allclose(fast["losses"], exact["losses"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("name", ["plain", "plain_decayed"])
+def test_one_batch_of_12_on_1_2_and_4_devices(trained, name, devices):
+    """M1: plain SGD, with and without weight decay: same loss and weights to 1e-6."""
+    one, more = trained(name)[0], trained(name, devices=devices)[0]
+    np.testing.assert_allclose(more["losses"], one["losses"], atol=1e-6)
+    assert layouts.difference(more, one) < 1e-6
+
+
+def test_running_statistics_where_one_worker_sees_only_bright_images(trained):
+    """M8: equal on both processes, and those of one process with the same workers."""
+    first, second = trained("bright", processes=2)
+    alone, usual = trained("bright")[0], trained("usual")[0]
+    assert layouts.difference(first, second) == 0.0
+    for name in (n for n in first if "moving" in n):
+        np.testing.assert_allclose(first[name], alone[name], rtol=1e-3, atol=1e-5)
+    # The bright worker counts: without it the statistics are others.
+    assert layouts.difference(usual, alone) > 1e-2
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+def test_buckets_change_nothing(trained, name):
+    """C3: every gradient alone, many buckets, one larger than the model."""
+    for result in trained(name, processes=2):
+        assert layouts.difference(result, trained("exact")[0]) == 0.0
+
+
+@pytest.mark.parametrize("allreduce", ["ring", "auto"])
+def test_twenty_steps_with_each_algorithm(trained, allreduce):
+    """C4: fresh processes; rounding only in float32, nothing with the exact sum."""
+    first, second = trained("twenty", 2, allreduce=allreduce)
+    assert layouts.difference(first, second) == 0.0
+    assert layouts.difference(first, trained("twenty")[0]) < 1e-4
+    exact = trained("twenty_exact", 2, allreduce=allreduce)[0]
+    assert layouts.difference(exact, trained("twenty_exact")[0]) == 0.0
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_statistics_over_all_images_do_not_depend_on_the_devices(trained, devices):
+    """--bn_statistics=global: 4 workers on 1, 2 and 3 devices."""
+    one, more = trained("everything")[0], trained("everything", devices=devices)[0]
+    np.testing.assert_allclose(more["losses"], one["losses"], rtol=1e-5)
+    assert layouts.difference(more, one) < 1e-4
+
+
+def test_a_wish_to_stop_reaches_every_process_at_the_same_step(trained):
+    """Rank 1 wishes at step 2; it travels in that step's all-reduce."""
+    for result in trained("exact", processes=2):
+        assert result["stops"].tolist() == [0, 0, 1, 0, 0]

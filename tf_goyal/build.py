@@ -1,0 +1,184 @@
+"""Config to objects: the only factory."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_goyal import cluster as clusters
+from tf_goyal import evaluation, input_pipeline, resnet, step
+from tf_goyal.cadence import Cadence
+from tf_goyal.cluster import Cluster
+from tf_goyal.config import Config
+from tf_goyal.datasets import Dataset
+from tf_goyal.placement import Placement
+from tf_goyal.run_log import RunLog
+from tf_goyal.schedule import GoyalSchedule
+from tf_goyal.sgd import SGD
+from tf_goyal.trainer import Trainer
+
+
+def prepare_tensorflow(config: Config) -> None:
+    """Sets what must be set before TensorFlow runs its first operation."""
+    if config.op_threads:
+        tf.config.threading.set_intra_op_parallelism_threads(config.op_threads)
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+    if config.reduction == "exact" and tf.config.list_physical_devices("GPU"):
+        keras.utils.set_random_seed(config.seed)  # determinism insists on a seed
+        tf.config.experimental.enable_op_determinism()
+    policy = "float32" if config.precision == "float32" else f"mixed_{config.precision}"
+    keras.mixed_precision.set_global_policy(policy)
+
+
+def model(config: Config, classes: int) -> keras.Model:
+    """The network of a run, uint8 pixels to logits, with its initial weights."""
+    return resnet.build(
+        config.model,
+        classes=classes,
+        image_size=config.image_size,
+        padding=config.padding,
+        zero_gamma=config.zero_gamma,
+        bn_statistics=config.bn_statistics,
+        seed=config.seed,
+    )
+
+
+def learning_rate(config: Config, train_images: int) -> GoyalSchedule:
+    """The learning rate of a run."""
+    return GoyalSchedule(
+        config.base_lr,
+        config.global_batch,
+        train_images,
+        base_batch=config.base_batch,
+        scaling=config.lr_scaling,
+        warmup=config.warmup,
+        warmup_epochs=config.warmup_epochs,
+        boundaries=config.lr_boundaries,
+        decay=config.lr_decay,
+    )
+
+
+def optimizer(config: Config, train_images: int) -> SGD:
+    """The optimizer of a run."""
+    return SGD(
+        learning_rate(config, train_images),
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        weight_decay=config.weight_decay,
+        momentum_correction=config.momentum_correction,
+        name="sgd",
+    )
+
+
+def cadence(config: Config, train_images: int) -> Cadence:
+    """When the run logs, evaluates and saves."""
+    return Cadence(
+        total_steps=config.total_steps(train_images),
+        total_images=config.total_images(train_images),
+        global_batch=config.global_batch,
+        train_images=train_images,
+        eval_every=config.eval_every,
+        checkpoint_every=config.checkpoint_every,
+        log_every=config.log_every,
+    )
+
+
+def evaluator(
+    config: Config,
+    dataset: Dataset,
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    placement: Placement,
+):
+    """() -> `evaluation.Evaluation` of the model's present weights."""
+    split, batch = dataset.validation, config.worker_batch
+    eval_step = step.eval_step(model, strategy)
+    device_sum = step.device_sum(strategy, placement)
+    rounds = evaluation.batches_of(len(split), batch, placement)
+    batches = input_pipeline.eval_batches(
+        split,
+        batch=batch,
+        batches=[b for devices in rounds for b in devices],
+        image_size=config.image_size,
+        eval_resize=config.eval_shorter_side,
+        label_offset=config.label_offset,
+    )
+    return lambda: evaluation.evaluate(eval_step, device_sum, batches, placement)
+
+
+def trainer(
+    config: Config, cluster: Cluster, dataset: Dataset, metadata: dict[str, Any]
+) -> Trainer:
+    """Everything that trains, on this process' part of the cluster.
+
+    Raises:
+      ValueError: the devices that TensorFlow found do not fit the configuration.
+    """
+    prepare_tensorflow(config)
+    strategy = clusters.strategy(
+        cluster, allreduce=config.allreduce, devices=config.devices
+    )
+    devices = strategy.num_replicas_in_sync
+    if devices > config.virtual_workers:
+        raise ValueError(
+            f"every device needs a virtual worker, but --global_batch="
+            f"{config.global_batch} and --worker_batch={config.worker_batch} make "
+            f"{config.virtual_workers} for {devices} devices: lower --devices"
+        )
+    placement = Placement(strategy, cluster.rank, config.virtual_workers)
+    train_images = len(dataset.train)
+    with strategy.scope():
+        network = model(config, dataset.num_classes)
+        sgd = optimizer(config, train_images)
+        sgd.build(network.trainable_variables)
+    everything = config.bn_statistics == "global"
+    run = cadence(config, train_images)
+
+    def batches(first_step: int) -> Iterator[Any]:
+        return iter(
+            input_pipeline.train_batches(
+                dataset.train,
+                seed=config.seed,
+                global_batch=config.global_batch,
+                worker_batch=config.worker_batch,
+                workers=placement.workers,
+                first_step=first_step,
+                last_step=run.total_steps,
+                total_images=run.total_images,
+                image_size=config.image_size,
+                min_crop_area=config.min_crop_area,
+                horizontal_flip=config.horizontal_flip,
+                label_offset=config.label_offset,
+            )
+        )
+
+    is_first = cluster.rank == 0
+    if is_first:
+        os.makedirs(config.model_dir, exist_ok=True)
+    return Trainer(
+        cadence=run,
+        rank=cluster.rank,
+        model=network,
+        optimizer=sgd,
+        placement=placement,
+        train_step=step.train_step(
+            network,
+            sgd,
+            strategy,
+            global_batch=config.global_batch,
+            groups=devices if everything else config.virtual_workers,
+            together=everything,
+            exact=config.reduction == "exact",
+            bucket_bytes=int(config.bucket_mb * 2**20),
+        ),
+        batches=batches,
+        evaluate=evaluator(config, dataset, network, strategy, placement),
+        device_sum=step.device_sum(strategy, placement),
+        log=RunLog(config.model_dir, writes=is_first),
+        model_dir=config.model_dir,
+        keep_checkpoints=config.keep_checkpoints,
+        metadata=metadata,
+    )

@@ -1,0 +1,29 @@
+"""What every command checks before TensorFlow starts."""
+
+from tf_goyal import config, datasets
+from tf_goyal.config import Config
+from tf_goyal.datasets import Dataset
+
+
+def check(settings: Config, processes: int) -> Dataset:
+    """Finds the data and holds the settings against it.
+
+    Args:
+      settings: of the run.
+      processes: that train together.
+
+    Returns:
+      The data set of the run.
+
+    Raises:
+      ValueError: data or settings are refused, in one sentence.
+    """
+    data = datasets.load(settings.dataset, settings.data_dir)
+    config.validate(
+        settings,
+        train_images=len(data.train),
+        eval_images=len(data.validation),
+        classes=data.num_classes,
+        processes=processes,
+    )
+    return data

@@ -1,0 +1,79 @@
+"""python -m tf_goyal.train: one process of a run.
+
+The cluster comes from TF_CONFIG; without it this process trains alone. What can be
+refused is refused, with exit code 2, before TensorFlow starts.
+"""
+
+import os
+import sys
+from typing import Any
+
+from tf_goyal import cluster, flags, preflight, provenance, resume, start
+from tf_goyal.config import Config
+
+DONE, PEER_LOST = 0, 138  # exit codes; the trainer has more
+
+
+def main(_: list[str]) -> int:
+    """Checks everything, builds, trains. Returns the exit code.
+
+    Raises:
+      ValueError: the input is refused.
+    """
+    settings = flags.config_from_flags()
+    members = cluster.from_environment(os.environ)
+    data = preflight.check(settings, members.processes)
+    arrays, manifest = resume.last_checkpoint(settings)
+    if manifest["step"] >= settings.total_steps(len(data.train)):
+        print(f"already done: {settings.model_dir} is at step {manifest['step']}")
+        return DONE
+
+    # From here on TensorFlow runs.
+    start.tensorflow()
+    from tf_goyal import build
+
+    description = provenance.describe(settings, data, members.processes)
+    trainer = build.trainer(settings, members, data, metadata=description)
+    trainer.log.write(
+        "event", event="start", step=manifest["step"], notes=list(members.notes)
+    )
+    if arrays:
+        trainer.restore(arrays)
+    if members.rank == 0:
+        provenance.write(settings.model_dir, description)
+    return _train(trainer, manifest, settings, members)
+
+
+def _train(trainer: Any, manifest: dict[str, Any], settings: Config, members) -> int:
+    """The run, from the checkpoint on, ended with all processes alike."""
+    import tensorflow as tf
+
+    rank = f"rank {members.rank} of {members.processes}"
+    recipe = {name: getattr(settings, name) for name in settings.recipe_fields}
+    try:
+        if not trainer.agrees(f"{recipe} {manifest['step']}"):
+            raise ValueError(
+                "the processes of the run have different recipes or checkpoints: "
+                "start all of them with the same flags and the same --model_dir"
+            )
+        try:
+            code = trainer.train(manifest["step"], manifest["owes_evaluation"])
+        except ValueError as error:  # a fault of ours, and not of the input
+            raise RuntimeError("training failed") from error
+        sha256 = trainer.weights_sha256()
+        if not trainer.agrees(sha256):
+            raise RuntimeError(f"the weights differ between processes ({rank})")
+    except tf.errors.OpError as error:
+        if members.processes == 1:
+            raise
+        print(f"{rank}: a peer was lost: {error.message}", file=sys.stderr, flush=True)
+        trainer.log.write("event", event="peer_lost", why=error.message)
+        trainer.log.close()
+        os._exit(PEER_LOST)  # a lost peer's collectives would hold the exit up
+    print(f"{rank}: exit code {code}, weights_sha256 {sha256}", flush=True)
+    trainer.log.close()
+    return code
+
+
+if __name__ == "__main__":
+    flags.run(main)

@@ -1,0 +1,199 @@
+"""The loop: train, log, evaluate, save, until the last step."""
+
+import dataclasses
+import hashlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from tf_goyal import checkpoint
+from tf_goyal.cadence import Cadence
+from tf_goyal.evaluation import Evaluation
+from tf_goyal.meter import Meter
+from tf_goyal.placement import Placement
+from tf_goyal.progress import TrainingProgress
+from tf_goyal.run_log import RunLog
+from tf_goyal.step import StepResult
+
+DONE, NOT_FINITE, ASKED_TO_STOP = 0, 3, 143  # exit codes
+
+
+@dataclasses.dataclass
+class Trainer:
+    """A run's objects, as `build.trainer` makes them, and the loop over them.
+
+    Attributes:
+      cadence: when to log, evaluate and save.
+      rank: this process'; rank 0 writes the files.
+      model, optimizer: Keras objects under the run's strategy.
+      placement: which virtual workers are here.
+      train_step: `step.train_step`'s.
+      batches: first step -> iterator of this process' images and labels.
+      evaluate: () -> `Evaluation`, by all processes together.
+      device_sum: `step.device_sum`'s.
+      log: `RunLog`; drops everything on other ranks.
+      metadata: stored with every checkpoint.
+    """
+
+    cadence: Cadence
+    rank: int
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
+    placement: Placement
+    train_step: Callable[[Any, Any, Any], StepResult]
+    batches: Callable[[int], Iterator[Any]]
+    evaluate: Callable[[], Evaluation]
+    device_sum: Callable[[np.ndarray], np.ndarray]
+    log: RunLog
+    model_dir: str
+    keep_checkpoints: int
+    metadata: dict[str, Any]
+
+    def train(self, first_step: int, owes_evaluation: bool = False) -> int:
+        """Trains from `first_step` steps done to the end of the run.
+
+        Args:
+          first_step: steps done.
+          owes_evaluation: whether the run was stopped before an evaluation that was
+            due after them.
+
+        SIGTERM, at any process, ends the run behind a checkpoint at a step that all
+        agree on, since the wish travels in the step's own all-reduce.
+
+        Returns:
+          The exit code: 0 done, 3 the loss was not finite, 143 asked to stop.
+        """
+        asked = Asked()
+        cadence = self.cadence
+        epochs = cadence.epoch(cadence.total_steps)
+        batches = self.batches(first_step)
+        meter = Meter(cadence.global_batch)
+        with TrainingProgress(
+            cadence.total_steps, first_step, epochs, shows=self.rank == 0
+        ) as progress:
+            if owes_evaluation:
+                self._evaluate(first_step, progress)
+            for step in range(first_step + 1, cadence.total_steps + 1):
+                # Data: this process' virtual workers' images, onto its devices.
+                started = time.perf_counter()
+                images, labels = next(batches)
+                images = self.placement.split_workers(images)
+                labels = self.placement.split_workers(labels)
+                stop = self.placement.split_stop(asked.to_stop)
+                fetched = time.perf_counter()
+
+                # Forward, backward, reduce, update.
+                result = self.train_step(images, labels, stop)
+                loss = float(result.loss)
+                meter.add(started, fetched, float(result.exposed_communication))
+
+                # Log, evaluate, save.
+                numbers = self._numbers(step, loss, result)
+                progress.update(step, cadence.epoch(step), meter.describe(numbers))
+                if cadence.logs(step) or loss - loss != 0:
+                    self.log.write("train", **numbers, **meter.take())
+                if loss - loss != 0:  # NaN or infinite
+                    return self._not_finite(step, loss, progress)
+                stopping = float(result.stop) > 0 and step < cadence.total_steps
+                evaluation_due = cadence.evaluates(step)
+                if evaluation_due and not stopping:
+                    self._evaluate(step, progress)
+                    evaluation_due = False
+                if cadence.saves(step) or stopping:
+                    self._save(step, owes_evaluation=evaluation_due)
+                if stopping:
+                    self.log.write("event", event="stop", step=step, why="SIGTERM")
+                    progress.say(f"asked to stop: saved at step {step}")
+                    return ASKED_TO_STOP
+                meter.restart()
+        self.log.write("event", event="done", step=cadence.total_steps)
+        return DONE
+
+    def _numbers(self, step: int, loss: float, result: StepResult) -> dict[str, Any]:
+        return {
+            "step": step,
+            "epoch": self.cadence.epoch(step),
+            "images": self.cadence.images(step),
+            "lr": float(result.learning_rate),
+            "loss": loss,
+            "top1_error": float(result.top1_error),
+        }
+
+    def _evaluate(self, step: int, progress: TrainingProgress) -> None:
+        epoch = self.cadence.epoch(step)
+        evaluation = self.evaluate()
+        self.log.write(
+            "eval",
+            step=step,
+            epoch=epoch,
+            **evaluation._asdict(),
+            weights_sha256=self.weights_sha256(),
+        )
+        progress.say(
+            f"epoch {epoch:6.2f}  top-1 error {evaluation.top1_error:6.2f} %  "
+            f"loss {evaluation.loss:.4f}  ({evaluation.images} images)"
+        )
+
+    def _save(self, step: int, owes_evaluation: bool) -> None:
+        if self.rank == 0:
+            checkpoint.save(
+                self.model_dir,
+                step,
+                self.state(),
+                {**self.metadata, "owes_evaluation": owes_evaluation},
+                keep=self.keep_checkpoints,
+            )
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a step depends on, by name; the step is the optimizer's."""
+        return {
+            **checkpoint.arrays_of("model", self.model.variables),
+            **checkpoint.arrays_of("optimizer", self.optimizer.variables),
+        }
+
+    def restore(self, arrays: dict[str, Any]) -> None:
+        """The inverse of `state`.
+
+        Raises:
+          ValueError: a variable is missing or has another shape.
+        """
+        checkpoint.assign("model", self.model.variables, arrays)
+        checkpoint.assign("optimizer", self.optimizer.variables, arrays)
+
+    def weights_sha256(self) -> str:
+        """The hash of the model's present variables."""
+        return checkpoint.weights_sha256(
+            checkpoint.arrays_of("model", self.model.variables)
+        )
+
+    def agrees(self, text: str) -> bool:
+        """Whether every process calls this with the same text. Also a barrier."""
+        digest = hashlib.sha256(text.encode()).digest()
+        mine = np.frombuffer(digest[:28], "<u4").astype(np.int64)
+        total = self.device_sum(np.stack([mine] * len(self.placement.local)))
+        # All the same: the sum is R times mine. The other way round it could only
+        # fail by a coincidence of 224 bits.
+        return bool((total == mine * self.placement.devices).all())
+
+    def _not_finite(self, step: int, loss: float, progress: TrainingProgress) -> int:
+        self.log.write("event", event="not_finite", step=step, loss=repr(loss))
+        progress.say(
+            f"stopped at step {step}: the loss is {loss}. The last checkpoint is good; "
+            "lower --base_lr or lengthen --warmup_epochs"
+        )
+        return NOT_FINITE
+
+
+class Asked:
+    """Whether this process was asked to stop by SIGTERM."""
+
+    def __init__(self):
+        self.to_stop = False
+        signal.signal(signal.SIGTERM, self._ask)
+
+    def _ask(self, *_) -> None:
+        self.to_stop = True
