@@ -44,6 +44,7 @@ setup(
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
         "plot": ["matplotlib"],
         "test": [
+            "matplotlib",
             "pillow",
             "psutil",
             "pytest",

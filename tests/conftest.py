@@ -48,13 +48,13 @@ def python() -> Callable[..., subprocess.CompletedProcess]:
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory) -> Path:
-    """The folder of a run of 26 steps on the digits by two processes (X1).
+    """The folder of a run of 14 steps on the digits by two processes (X1).
 
-    An epoch ends in step 24, so there are a checkpoint and an evaluation of it and of
+    An epoch ends in step 12, so there are a checkpoint and an evaluation of it and of
     the last step.
     """
     model_dir = tmp_path_factory.mktemp("trained") / "run"
-    flags = ["--recipe=digits", "--steps=26", f"--model_dir={model_dir}"]
+    flags = ["--recipe=digits", "--steps=14", f"--model_dir={model_dir}"]
     done = _run("-m", "tf_goyal.launch", "--processes=2", "--", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     return model_dir

@@ -46,7 +46,19 @@ ALLOWED = {
 }
 
 # Bad input is refused before TensorFlow starts.
-NO_TENSORFLOW = ("config", "flags", "cluster", "records", "datasets", *MAINS)
+NO_TENSORFLOW = (
+    "config",
+    "flags",
+    "cluster",
+    "records",
+    "datasets",
+    "deviations",
+    "preflight",
+    "resume",
+    "storage",
+    "trained",
+    *MAINS,
+)
 
 
 def imports(source: str) -> set[str]:

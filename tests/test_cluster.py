@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_goyal.cluster import Cluster, assign, from_environment
+from tf_goyal.cluster import Cluster, assign, from_environment, local_devices
 
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE = 120  # seconds
@@ -323,8 +323,48 @@ def test_assign_is_a_balanced_partition(k):
 
 @pytest.mark.parametrize(("k", "devices"), [(2, 3), (0, 1), (1, 0), (4, -1)])
 def test_assign_refuses_a_device_without_work(k, devices):
-    with pytest.raises(ValueError, match=f"got {k} virtual workers for {devices}"):
+    with pytest.raises(ValueError, match=f"make {k} for {devices} devices"):
         assign(k, devices)
+
+
+TWO = Cluster(("a:1", "b:1"))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gpus", "devices", "names"),
+    [
+        (Cluster(), 0, 0, ["CPU:0"]),
+        (Cluster(), 0, 2, ["CPU:0", "CPU:1"]),
+        (Cluster(), 3, 0, ["GPU:0", "GPU:1", "GPU:2"]),
+        (Cluster(), 3, 3, ["GPU:0", "GPU:1", "GPU:2"]),
+        (TWO, 3, 2, ["GPU:0", "GPU:1"]),
+        (TWO, 0, 0, ["CPU:0"]),
+        (TWO, 0, 1, ["CPU:0"]),
+    ],
+)
+def test_local_devices(cluster, gpus, devices, names, monkeypatch):
+    import tensorflow as tf
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: ["GPU"] * gpus)
+    assert local_devices(cluster, allreduce="auto", devices=devices) == names
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gpus", "allreduce", "devices", "said"),
+    [
+        (Cluster(), 0, "nccl", 0, "--allreduce=nccl needs GPUs"),  # S9
+        (Cluster(), 3, "auto", 4, "--devices=4 needs as many GPUs"),
+        (TWO, 0, "auto", 2, "one CPU as its device, got --devices=2"),
+    ],
+)
+def test_devices_that_are_not_there(
+    cluster, gpus, allreduce, devices, said, monkeypatch
+):
+    import tensorflow as tf
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: ["GPU"] * gpus)
+    with pytest.raises(ValueError, match=said):
+        local_devices(cluster, allreduce=allreduce, devices=devices)
 
 
 # The rest starts TensorFlow, in processes of its own.
@@ -349,12 +389,6 @@ def add(strategy):
     results = map(strategy.experimental_local_results, total())
     number, ones = (values[0].numpy().tolist() for values in results)
     print(type(strategy).__name__, strategy.num_replicas_in_sync, number, ones)
-
-def refuse(*arguments):
-    try:
-        cluster.strategy(*arguments)
-    except ValueError as error:
-        print(error)
 """
 
 
@@ -405,18 +439,19 @@ def test_one_process():
     S9: nccl without GPUs is refused, naming what there is.
     """
     script = """
-refuse(me, "nccl", 0)
-refuse(cluster.Cluster(("a:1", "b:1")), "auto", 2)
+try:
+    cluster.strategy(me, "nccl")
+except ValueError as error:
+    print(error)
 add(cluster.strategy(me, devices=3))
 add(cluster.strategy(me, devices=2))
 add(cluster.strategy(me))
 """
     [(code, out, err)] = finish(start(worker(0, "nowhere.invalid:1"), script))
     assert code == 0, err
-    nccl, split, *sums = out.splitlines()
+    nccl, *sums = out.splitlines()
     assert nccl.startswith("--allreduce=nccl needs GPUs")
     assert "sees CPUs only" in nccl
-    assert "one CPU as its device, got --devices=2" in split
     assert sums == [
         "MirroredStrategy 3 6 [3.0, 3.0, 3.0]",
         "MirroredStrategy 2 3 [2.0, 2.0, 2.0]",

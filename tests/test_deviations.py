@@ -45,8 +45,21 @@ def test_every_ablation_ships():
     assert set(ABLATIONS) < set(flags.recipes())
 
 
-def test_digits_deviate_in_all_that_their_recipe_changes():
-    found = {each.name: each for each in deviations(recipe("digits"), **DIGITS)}
+def test_small_images_deviate_in_all_that_is_set():
+    small = Config(
+        dataset="digits",
+        model="resnet20",
+        image_size=32,
+        eval_resize=32,
+        min_crop_area=0.5,
+        horizontal_flip=False,
+        global_batch=64,
+        worker_batch=16,
+        base_batch=64,
+        epochs=20.0,
+        lr_boundaries=(10.0, 15.0, 18.0),
+    )
+    found = {each.name: each for each in deviations(small, **DIGITS)}
     assert set(found) == {
         "data",
         "model",

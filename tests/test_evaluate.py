@@ -1,7 +1,6 @@
 """The command `evaluate`: what it prints is what training logged, to the bit."""
 
 import json
-import shutil
 
 import pytest
 import tensorflow as tf
@@ -27,7 +26,7 @@ def test_newest_checkpoint_evaluates_to_what_was_logged(trained_run, python):
     done = python("-m", "tf_goyal.evaluate", f"--model_dir={trained_run}", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result == logged(trained_run, 26)
+    assert result == logged(trained_run, 14)
     assert result["images"] == len(datasets.load("digits").validation)
 
 
@@ -44,46 +43,20 @@ def test_two_processes_evaluate_an_older_checkpoint_together(trained_run, python
         "    return subprocess.Popen([sys.executable, *command], env=environment)\n"
         "sys.exit(max(abs(child.wait()) for child in [start(0), start(1)]))\n"
     )
-    command = ["-m", "tf_goyal.evaluate", f"--model_dir={trained_run}", "--step=24"]
+    command = ["-m", "tf_goyal.evaluate", f"--model_dir={trained_run}", "--step=12"]
     done = python("-c", code, json.dumps(workers), *command, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == logged(trained_run, 24)
+    assert json.loads(done.stdout) == logged(trained_run, 12)
 
 
 def test_readable_line(trained_run):
-    result = logged(trained_run, 26)
+    result = logged(trained_run, 14)
     line = evaluate._line(result)
-    assert line.startswith("step 26  epoch 1.1")
+    assert line.startswith("step 14  epoch 1.19")
     assert f"top-1 error {result['top1_error']:.2f} %" in line
     assert f"({result['images']} images)" in line
     assert result["weights_sha256"] in line
     assert "\n" not in line
-
-
-def test_load_takes_the_newest_complete_checkpoint(trained_run, tmp_path, capsys):
-    run = tmp_path / "run"
-    shutil.copytree(trained_run / "checkpoints", run / "checkpoints")
-    variables = run / "checkpoints" / "step-26" / "variables.npz"
-    variables.write_bytes(variables.read_bytes()[:-1])
-
-    trained = evaluate.load(str(run))
-    assert trained.step == 24
-    assert trained.settings.model_dir == str(run)
-    assert trained.settings.model == "resnet20"
-    assert trained.labels == [str(digit) for digit in range(10)]
-    assert trained.epoch == logged(trained_run, 24)["epoch"]
-    assert "step-26" in capsys.readouterr().err
-    with pytest.raises(ValueError, match=r"step-26.*is broken"):
-        evaluate.load(str(run), 26)
-
-
-def test_data_of_other_classes_is_refused(trained_run):
-    trained = evaluate.load(str(trained_run))
-    data = datasets.load("digits")
-    evaluate.check_labels(trained, data)
-    fewer = datasets.Dataset("digits", data.train, data.validation, data.labels[:9])
-    with pytest.raises(ValueError, match=r"10 \(0, 1, 2 \.\.\.\).*with 9 .*--data_dir"):
-        evaluate.check_labels(trained, fewer)
 
 
 @pytest.fixture
@@ -117,7 +90,7 @@ def test_refusals(command, refused, trained_run, tmp_path):
     assert "no folder" not in refused(command, f"--model_dir={missing}")
 
     run = f"--model_dir={trained_run}"
-    assert "are 24, 26; received --step=25" in refused(command, run, "--step=25")
+    assert "are 12, 14; received --step=13" in refused(command, run, "--step=13")
     assert "--step" in refused(command, run, "--step=-1")
     text = refused(command, run, f"--data_dir={missing}")
     assert "--data_dir" in text and str(missing) in text
@@ -127,9 +100,9 @@ def test_refusals(command, refused, trained_run, tmp_path):
 def test_missing_data_is_refused(refused, trained_run, tmp_path):
     """The folder that the run's data was in is gone."""
     data_dir = str(tmp_path / "gone")
-    arrays, manifest = checkpoint.load(checkpoint.folder(trained_run) / "step-26")
+    arrays, manifest = checkpoint.load(checkpoint.folder(trained_run) / "step-14")
     metadata = manifest["metadata"]
     metadata["flags"] |= {"dataset": "tfrecord", "data_dir": data_dir}
-    checkpoint.save(str(tmp_path), 26, arrays, metadata, keep=1)
+    checkpoint.save(str(tmp_path), 14, arrays, metadata, keep=1)
     assert data_dir in refused("evaluate", f"--model_dir={tmp_path}")
-    assert tf.io.gfile.listdir(str(tmp_path / "checkpoints")) == ["step-26"]
+    assert tf.io.gfile.listdir(str(tmp_path / "checkpoints")) == ["step-14"]

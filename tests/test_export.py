@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from tf_goyal import build, checkpoint, datasets, evaluate, export, records, run_log
+from tf_goyal import build, checkpoint, datasets, export, records, run_log, trained
 
 # Runs where neither this package nor Keras can be imported.
 SERVE = """
@@ -80,12 +80,12 @@ def served(exported, validation, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trained(trained_run):
+def restored(trained_run):
     """The checkpoint and the model that it belongs to."""
-    trained = evaluate.load(str(trained_run))
-    model = build.model(trained.settings, 10)
-    checkpoint.assign("model", model.variables, trained.arrays)
-    return trained, model
+    found = trained.load(str(trained_run))
+    model = build.model(found.settings, 10)
+    checkpoint.assign("model", model.variables, found.arrays)
+    return found, model
 
 
 def test_loads_without_this_package_and_repeats_the_trainers_evaluation(
@@ -101,9 +101,9 @@ def test_loads_without_this_package_and_repeats_the_trainers_evaluation(
     np.testing.assert_allclose(-np.mean(np.log(right)), line["loss"], rtol=1e-5)
 
 
-def test_probabilities_are_the_models(served, validation, trained):
+def test_probabilities_are_the_models(served, validation, restored):
     """X1: equal to those of the model that the checkpoint belongs to."""
-    settings, model = trained[0].settings, trained[1]
+    settings, model = restored[0].settings, restored[1]
     data = datasets.load("digits")
     _, images = export._check_images(settings, data)
     expected = tf.nn.softmax(model(images, training=False)).numpy()
@@ -170,7 +170,7 @@ def test_label_map_and_preprocessing_are_stored(exported, served, trained_run):
     assert preprocessing["resize_method"].startswith("bilinear")
     assert found["batch_norm"] == {"epsilon": 1e-5, "statistics": "running"}
     assert found["padding"] == "symmetric"
-    assert (found["model"], found["step"]) == ("resnet20", 26)
+    assert (found["model"], found["step"]) == ("resnet20", 14)
     assert found["weights_sha256"] == line["weights_sha256"]
     assert found["evaluation"]["top1_error"] == line["top1_error"]
     assert found["recipe"]["worker_batch"] == 16
@@ -185,10 +185,10 @@ def test_says_where_it_is_and_how_to_load_it(exported):
 
 
 def test_an_evaluation_of_other_weights_is_not_stored(trained_run):
-    sha256 = checkpoint.weights_sha256(evaluate.load(str(trained_run)).arrays)
-    assert export._logged_evaluation(str(trained_run), 26, sha256) is None
-    assert export._logged_evaluation(str(trained_run), 25, sha256) is None
-    assert export._logged_evaluation(str(trained_run / "nothing"), 26, sha256) is None
+    sha256 = checkpoint.weights_sha256(trained.load(str(trained_run)).arrays)
+    assert export._logged_evaluation(str(trained_run), 14, sha256) is None
+    assert export._logged_evaluation(str(trained_run), 13, sha256) is None
+    assert export._logged_evaluation(str(trained_run / "nothing"), 14, sha256) is None
 
 
 def run_main(*flags):
@@ -203,7 +203,7 @@ def test_only_a_verified_export_replaces_the_older_one(
     output, older = tmp_path / "out", tmp_path / "out" / "saved_model"
     older.mkdir(parents=True)
     (output / "metadata.json").write_text("older")
-    flags = [f"--model_dir={trained_run}", f"--output={output}", "--step=24"]
+    flags = [f"--model_dir={trained_run}", f"--output={output}", "--step=12"]
     monkeypatch.setattr(
         export, "write_saved_model", lambda *_: (_[3] / "saved_model").mkdir()
     )
@@ -219,14 +219,14 @@ def test_only_a_verified_export_replaces_the_older_one(
     monkeypatch.setattr(export, "largest_difference", lambda *_: 1e-5)
     assert run_main(*flags) == 0
     assert "32 random images" in capsys.readouterr().out
-    assert json.loads((output / "metadata.json").read_text())["step"] == 24
+    assert json.loads((output / "metadata.json").read_text())["step"] == 12
     assert list(tmp_path.iterdir()) == [output]
 
 
-def test_random_images_stand_in_for_missing_data(exported, trained):
-    settings, model = trained[0].settings, trained[1]
+def test_random_images_stand_in_for_missing_data(exported, restored):
+    settings, model = restored[0].settings, restored[1]
     settings = dataclasses.replace(settings, dataset="tfrecord", data_dir="/missing")
-    gone = trained[0]._replace(settings=settings)
+    gone = restored[0]._replace(settings=settings)
     assert export._data(gone, None) is None
     with pytest.raises(ValueError, match="--data_dir"):
         export._data(gone, "/missing")
@@ -236,9 +236,9 @@ def test_random_images_stand_in_for_missing_data(exported, trained):
     assert export.largest_difference(saved_model, model, encoded, images) <= 1e-6
 
 
-def test_the_check_sees_a_difference(exported, trained, validation):
+def test_the_check_sees_a_difference(exported, restored, validation):
     """One weight of the last layer changed by 0.1 is far beyond the tolerance."""
-    settings, model = trained[0].settings, trained[1]
+    settings, model = restored[0].settings, restored[1]
     encoded, images = export._check_images(settings, datasets.load("digits"))
     assert encoded == validation[0][:32]
     saved_model = exported[0] / "saved_model"
@@ -246,7 +246,7 @@ def test_the_check_sees_a_difference(exported, trained, validation):
     bias = model.variables[-1]
     bias.assign(bias + np.eye(10, dtype=np.float32)[3] * 0.1)
     assert export.largest_difference(saved_model, model, encoded, images) > 1e-4
-    checkpoint.assign("model", model.variables, trained[0].arrays)
+    checkpoint.assign("model", model.variables, restored[0].arrays)
 
 
 def test_somebodys_folder_is_not_replaced(trained_run, tmp_path):

@@ -121,13 +121,6 @@ def trainer(
     strategy = clusters.strategy(
         cluster, allreduce=config.allreduce, devices=config.devices
     )
-    devices = strategy.num_replicas_in_sync
-    if devices > config.virtual_workers:
-        raise ValueError(
-            f"every device needs a virtual worker, but --global_batch="
-            f"{config.global_batch} and --worker_batch={config.worker_batch} make "
-            f"{config.virtual_workers} for {devices} devices: lower --devices"
-        )
     placement = Placement(strategy, cluster.rank, config.virtual_workers)
     train_images = len(dataset.train)
     with strategy.scope():
@@ -169,7 +162,7 @@ def trainer(
             sgd,
             strategy,
             global_batch=config.global_batch,
-            groups=devices if everything else config.virtual_workers,
+            groups=placement.devices if everything else config.virtual_workers,
             together=everything,
             exact=config.reduction == "exact",
             bucket_bytes=int(config.bucket_mb * 2**20),

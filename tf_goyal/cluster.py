@@ -8,8 +8,8 @@ but for `task`:
 
 Ranks count the chief first, then the workers in their order: here a is 0, b 1, c 2.
 
-Everything but `strategy` is pure Python, so that a wrong cluster is refused before
-TensorFlow starts.
+Everything but `local_devices` and `strategy` is pure Python, so that a wrong cluster is
+refused before TensorFlow starts.
 """
 
 import ipaddress
@@ -115,8 +115,9 @@ def assign(virtual_workers: int, devices: int) -> list[range]:
     k, total = virtual_workers, devices
     if not 1 <= total <= k:
         raise ValueError(
-            f"every device needs a virtual worker, got {k} virtual workers for "
-            f"{total} devices"
+            f"every device needs a virtual worker, but --global_batch and "
+            f"--worker_batch make {k} for {total} devices: use a larger "
+            "--global_batch or lower --devices"
         )
     return [range(r * k // total, (r + 1) * k // total) for r in range(total)]
 
@@ -284,6 +285,43 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def local_devices(cluster: Cluster, *, allreduce: str, devices: int) -> list[str]:
+    """The devices that this process of a cluster trains on; changes nothing.
+
+    Args:
+        cluster: who takes part.
+        allreduce: "ring", "nccl", or "auto" for TensorFlow's choice.
+        devices: devices of this process; 0: all its GPUs, else one CPU. Without
+            GPUs, N stands for N logical CPUs.
+
+    Returns:
+        TensorFlow's names: GPU:0, GPU:1 and so on, or CPU:0 and so on.
+
+    Raises:
+        ValueError: the devices or the all-reduce asked for are not there.
+    """
+    import tensorflow as tf
+
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if allreduce == "nccl" and not gpus:
+        raise ValueError(
+            "--allreduce=nccl needs GPUs, but this process sees CPUs only: use "
+            "--allreduce=ring or auto"
+        )
+    if gpus and devices > gpus:
+        raise ValueError(
+            f"--devices={devices} needs as many GPUs, but this process sees {gpus}: "
+            "lower --devices"
+        )
+    if cluster.processes > 1 and not gpus and devices > 1:
+        raise ValueError(
+            "without GPUs each process of several has one CPU as its device, got "
+            f"--devices={devices}: use more processes instead"
+        )
+    kind = "GPU" if gpus else "CPU"
+    return [f"{kind}:{i}" for i in range(devices or gpus or 1)]
+
+
 def strategy(
     cluster: Cluster, allreduce: str = "auto", devices: int = 0
 ) -> "tf.distribute.Strategy":
@@ -294,33 +332,20 @@ def strategy(
 
     Args:
         cluster: who takes part.
-        allreduce: "ring", "nccl", or "auto" for TensorFlow's choice.
-        devices: devices of this process; 0: all its GPUs, else one CPU. Without
-            GPUs, N makes N logical CPUs.
+        allreduce: as of `local_devices`.
+        devices: as of `local_devices`; logical CPUs are made here.
 
     Raises:
         ValueError: the devices or the all-reduce asked for are not there.
     """
     import tensorflow as tf
 
+    names = local_devices(cluster, allreduce=allreduce, devices=devices)
     gpus = tf.config.list_physical_devices("GPU")
-    if allreduce == "nccl" and not gpus:
-        raise ValueError(
-            "--allreduce=nccl needs GPUs, but this process sees CPUs only: use "
-            "--allreduce=ring or auto"
-        )
-    if gpus and devices > len(gpus):
-        raise ValueError(
-            f"--devices={devices} needs as many GPUs, but this process sees {len(gpus)}"
-        )
-    if cluster.processes > 1 and not gpus and devices > 1:
-        raise ValueError(
-            "without GPUs each process of several has one CPU as its device, got "
-            f"--devices={devices}: use more processes instead"
-        )
-
-    if gpus and 0 < devices < len(gpus):
-        tf.config.set_visible_devices(gpus[:devices], "GPU")
+    if len(names) < len(gpus):
+        tf.config.set_visible_devices(gpus[: len(names)], "GPU")
+    if len(names) > 1 and not gpus:
+        _split_cpu(len(names))
     if cluster.processes > 1:
         os.environ["TF_CONFIG"] = cluster.to_tf_config()
         options = tf.distribute.experimental.CommunicationOptions(
@@ -329,10 +354,6 @@ def strategy(
             )
         )
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-    if devices > 1 and not gpus:
-        _split_cpu(devices)
-    kind = "GPU" if gpus else "CPU"
-    names = [f"{kind}:{i}" for i in range(devices or len(gpus) or 1)]
     if len(names) == 1:
         return tf.distribute.OneDeviceStrategy(names[0])
     # Logical CPUs share their memory: adding up in one place is the quickest there,

@@ -23,10 +23,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import flags as absl_flags
 
-from tf_goyal import checkpoint, datasets, evaluate, flags, provenance, records, run_log
+from tf_goyal import (
+    checkpoint,
+    datasets,
+    flags,
+    provenance,
+    records,
+    run_log,
+    start,
+    trained,
+)
 from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
-from tf_goyal.evaluate import TrainedModel
+from tf_goyal.trained import TrainedModel
 
 if TYPE_CHECKING:
     import keras
@@ -42,7 +51,7 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
 
 def define(values: absl_flags.FlagValues) -> None:
     """The flags of export."""
-    evaluate.define_checkpoint(values)
+    flags.define_checkpoint(values)
     absl_flags.DEFINE_string(
         "output",
         None,
@@ -58,25 +67,25 @@ def main(_: list[str]) -> int:
     Raises:
       ValueError: checkpoint, data or output folder are refused.
     """
-    trained = evaluate.load(flags.FLAGS.model_dir, flags.FLAGS.step)
-    settings = trained.settings
-    data = _data(trained, flags.FLAGS.data_dir)
+    found = trained.load(flags.FLAGS.model_dir, flags.FLAGS.step)
+    settings = found.settings
+    data = _data(found, flags.FLAGS.data_dir)
     output = Path(flags.FLAGS.output or Path(settings.model_dir) / "export").absolute()
     with _folder_beside(output) as beside:
         # From here on TensorFlow runs.
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        start.tensorflow()
         from tf_goyal import build
 
         build.prepare_tensorflow(settings)
-        model = build.model(settings, len(trained.labels))
-        checkpoint.assign("model", model.variables, trained.arrays)
+        model = build.model(settings, len(found.labels))
+        checkpoint.assign("model", model.variables, found.arrays)
 
         written = Path(beside) / "new"
         written.mkdir()
-        described = metadata(trained, model)
+        described = metadata(found, model)
         text = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
         (written / METADATA).write_text(text, encoding="utf-8")
-        write_saved_model(model, settings, trained.labels, written)
+        write_saved_model(model, settings, found.labels, written)
         encoded, images = _check_images(settings, data)
         difference = largest_difference(written / SAVED_MODEL, model, encoded, images)
         allowed = TOLERANCE[settings.precision]
@@ -92,18 +101,18 @@ def main(_: list[str]) -> int:
     return 0
 
 
-def _data(trained: TrainedModel, data_dir: str | None) -> Dataset | None:
+def _data(found: TrainedModel, data_dir: str | None) -> Dataset | None:
     """The data set of the run, for the check; None where it is not here any more.
 
     Raises:
       ValueError: `data_dir` is given and is wrong.
     """
-    settings = trained.settings
+    settings = found.settings
     try:
         data = datasets.load(
             settings.dataset, settings.data_dir if data_dir is None else data_dir
         )
-        evaluate.check_labels(trained, data)
+        trained.check_labels(found, data)
     except ValueError:
         if data_dir is not None:
             raise
@@ -134,19 +143,19 @@ def _folder_beside(output: Path) -> tempfile.TemporaryDirectory:
         ) from error
 
 
-def metadata(trained: TrainedModel, model: "keras.Model") -> dict[str, Any]:
+def metadata(found: TrainedModel, model: "keras.Model") -> dict[str, Any]:
     """What somebody who uses the model must know about it. JSON values."""
     from tf_goyal import resnet
     from tf_goyal.batch_norm import BatchNormalization
 
-    settings = trained.settings
+    settings = found.settings
     sha256 = checkpoint.weights_sha256(checkpoint.arrays_of("model", model.variables))
     (epsilon,) = {
         layer.epsilon for layer in model.layers if isinstance(layer, BatchNormalization)
     }
     return {
         "model": settings.model,
-        "labels": trained.labels,
+        "labels": found.labels,
         "preprocessing": {
             "channel_order": "RGB",
             "pixel_range": [0, 255],
@@ -163,13 +172,13 @@ def metadata(trained: TrainedModel, model: "keras.Model") -> dict[str, Any]:
         "padding": settings.padding,
         "batch_norm": {"epsilon": epsilon, "statistics": "running"},
         "precision": settings.precision,
-        "step": trained.step,
-        "epoch": trained.epoch,
-        "evaluation": _logged_evaluation(settings.model_dir, trained.step, sha256),
+        "step": found.step,
+        "epoch": found.epoch,
+        "evaluation": _logged_evaluation(settings.model_dir, found.step, sha256),
         "weights_sha256": sha256,
         "recipe": {name: getattr(settings, name) for name in settings.recipe_fields},
         "trained_with": {
-            name: trained.metadata[name] for name in ("versions", "git_commit")
+            name: found.metadata[name] for name in ("versions", "git_commit")
         },
         "exported_with": provenance.versions(),
     }

@@ -121,6 +121,26 @@ def config_from_flags() -> Config:
     return Config(**{name: FLAGS[name].value for name in names})
 
 
+def define_checkpoint(values: absl_flags.FlagValues) -> None:
+    """The flags that say which checkpoint, and where its data set is."""
+    absl_flags.DEFINE_string(
+        "model_dir", None, "Folder of the run.", flag_values=values, required=True
+    )
+    absl_flags.DEFINE_integer(
+        "step",
+        None,
+        "Which checkpoint: its number of steps. By default the newest complete one.",
+        lower_bound=0,
+        flag_values=values,
+    )
+    absl_flags.DEFINE_string(
+        "data_dir",
+        None,
+        "Folder of the data set, if it is not where it was in training.",
+        flag_values=values,
+    )
+
+
 def recipes() -> dict[str, Path]:
     """The recipes by name: installed with the package, or flags/ of a clone."""
     package = Path(__file__).resolve().parent

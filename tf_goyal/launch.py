@@ -18,7 +18,7 @@ from pathlib import Path
 
 from absl import flags as absl_flags
 
-from tf_goyal import flags, preflight
+from tf_goyal import flags, preflight, storage
 
 START_AGAIN = 128  # exit codes from here on ask for a restart
 GRACE_SECONDS = 60.0
@@ -49,10 +49,12 @@ def main(arguments: list[str]) -> int:
     # Refused here, once, and not by each process.
     flags.parse(["train", *arguments])
     settings = flags.config_from_flags()
+    model_dir = Path(settings.model_dir)
     preflight.check(settings, processes)
+    storage.trial_write(model_dir)
     stop = _StopRequest()
     while True:
-        code = run_once(processes, arguments, Path(settings.model_dir), stop)
+        code = run_once(processes, arguments, model_dir, stop)
         if code < START_AGAIN or restarts == 0 or stop.signal:
             return code
         restarts -= 1

@@ -6,9 +6,10 @@ refused is refused, with exit code 2, before TensorFlow starts.
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
-from tf_goyal import cluster, flags, preflight, provenance, resume, start
+from tf_goyal import cluster, flags, preflight, provenance, resume, start, storage
 from tf_goyal.config import Config
 
 DONE, PEER_LOST = 0, 138  # exit codes; the trainer has more
@@ -27,6 +28,8 @@ def main(_: list[str]) -> int:
     if manifest["step"] >= settings.total_steps(len(data.train)):
         print(f"already done: {settings.model_dir} is at step {manifest['step']}")
         return DONE
+    if members.is_chief:
+        storage.trial_write(Path(settings.model_dir))
 
     # From here on TensorFlow runs.
     start.tensorflow()

@@ -1,7 +1,6 @@
 """The loop: train, log, evaluate, save, until the last step."""
 
 import dataclasses
-import hashlib
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tf_goyal import checkpoint
+from tf_goyal import agreement, checkpoint
 from tf_goyal.cadence import Cadence
 from tf_goyal.evaluation import Evaluation
 from tf_goyal.meter import Meter
@@ -172,12 +171,7 @@ class Trainer:
 
     def agrees(self, text: str) -> bool:
         """Whether every process calls this with the same text. Also a barrier."""
-        digest = hashlib.sha256(text.encode()).digest()
-        mine = np.frombuffer(digest[:28], "<u4").astype(np.int64)
-        total = self.device_sum(np.stack([mine] * len(self.placement.local)))
-        # All the same: the sum is R times mine. The other way round it could only
-        # fail by a coincidence of 224 bits.
-        return bool((total == mine * self.placement.devices).all())
+        return agreement.all_agree(text, self.device_sum, self.placement)
 
     def _not_finite(self, step: int, loss: float, progress: TrainingProgress) -> int:
         self.log.write("event", event="not_finite", step=step, loss=repr(loss))

@@ -1,0 +1,33 @@
+"""A checkpoint of a run, as evaluation and export find it."""
+
+import shutil
+
+import pytest
+
+from tf_goyal import datasets, trained
+
+
+def test_load_takes_the_newest_complete_checkpoint(trained_run, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(trained_run / "checkpoints", run / "checkpoints")
+    variables = run / "checkpoints" / "step-14" / "variables.npz"
+    variables.write_bytes(variables.read_bytes()[:-1])
+
+    found = trained.load(str(run))
+    assert found.step == 12
+    assert found.settings.model_dir == str(run)
+    assert found.settings.model == "resnet20"
+    assert found.labels == [str(digit) for digit in range(10)]
+    assert found.epoch == 12 * 128 / 1500
+    assert "step-14" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"step-14.*is broken"):
+        trained.load(str(run), 14)
+
+
+def test_data_of_other_classes_is_refused(trained_run):
+    found = trained.load(str(trained_run))
+    data = datasets.load("digits")
+    trained.check_labels(found, data)
+    fewer = datasets.Dataset("digits", data.train, data.validation, data.labels[:9])
+    with pytest.raises(ValueError, match=r"10 \(0, 1, 2 \.\.\.\).*with 9 .*--data_dir"):
+        trained.check_labels(found, fewer)
