@@ -42,9 +42,28 @@ def main(_: list[str]) -> int:
     )
     if arrays:
         trainer.restore(arrays)
-    if members.rank == 0:
+    if members.is_chief:
         provenance.write(settings.model_dir, description)
+        print(_headline(settings, trainer, manifest["step"]), flush=True)
     return _train(trainer, manifest, settings, members)
+
+
+def _headline(settings: Config, trainer: Any, first_step: int) -> str:
+    """What begins, in one line for a person."""
+    k, n, devices = (
+        settings.virtual_workers,
+        settings.worker_batch,
+        trainer.placement.devices,
+    )
+    rate = f"learning rate {settings.scaled_lr:g}"
+    if settings.warms_up:
+        rate += f" after a warmup from {settings.base_lr:g}"
+    return (
+        f"{settings.model}: {settings.global_batch} images a step = {k} virtual workers "
+        f"of {n}, on {devices} device{'s' if devices > 1 else ''}; {rate}; "
+        f"{'goes on from' if first_step else 'starts at'} step {first_step} of "
+        f"{trainer.cadence.total_steps}"
+    )
 
 
 def _train(trainer: Any, manifest: dict[str, Any], settings: Config, members) -> int:
