@@ -53,6 +53,7 @@ def train(split, n, workers, steps, k=None, **kwargs):
         "last_step": steps.stop,
         "total_images": 2**62,
         "image_size": 8,
+        "classes": 2**40,
     }
     dataset = input_pipeline.train_batches(split, **{**arguments, **kwargs})
     elements = list(dataset.as_numpy_iterator())
@@ -174,8 +175,8 @@ def test_batches_run_across_epoch_ends(tmp_path):
 def test_what_fills_the_last_step_up_is_marked(tmp_path, total):
     """Position total - 1 counts and total does not, whatever the label offset."""
     split = make_split(tmp_path, 5, 1)
-    _, labels = train(split, 2, range(2), 3, total_images=total, label_offset=3)
-    expected = input_pipeline.records_at(np.arange(12), 5, 0) - 3
+    _, labels = train(split, 2, range(2), 3, total_images=total, label_offset=-3)
+    expected = input_pipeline.records_at(np.arange(12), 5, 0) + 3
     expected[total:] = -1
     np.testing.assert_array_equal(labels.ravel(), expected)
 
@@ -254,9 +255,9 @@ def test_augmentation_depends_on_seed_epoch_and_record_only(tmp_path):
 
 def test_crop_flip_and_label_offset_are_passed_on(tmp_path):
     split = make_split(tmp_path, 8, 1)
-    options = {"min_crop_area": 1.0, "horizontal_flip": False, "label_offset": 1}
+    options = {"min_crop_area": 1.0, "horizontal_flip": False, "label_offset": -1}
     images, labels = train(split, 4, range(1), 2, **options)
-    order = labels.ravel() + 1
+    order = labels.ravel() - 1
     assert np.array_equal(np.sort(order), np.arange(8))
     plain = next(iter(evaluate(split, 8, range(1))))[0]
     np.testing.assert_array_equal(images.reshape(8, 8, 8, 3), plain.numpy()[order])
@@ -269,13 +270,47 @@ def test_a_record_that_changed_is_named(tmp_path):
         train(split, 2, range(2), 1)
 
 
+@pytest.mark.parametrize(
+    ("classes", "label_offset", "wrong"),
+    [(4, 0, None), (3, 0, "has 3"), (3, 1, "has 0"), (4, 1, "has 0")],
+)
+def test_a_label_out_of_range_is_named(tmp_path, classes, label_offset, wrong):
+    """D7: labels 0 to 3; in training and in evaluation."""
+    split = make_split(tmp_path, 4, 2)
+    sizes = {"classes": classes, "label_offset": label_offset}
+    arguments = {"image_size": 8, **sizes}
+    train_set = input_pipeline.train_batches(
+        split,
+        seed=0,
+        global_batch=4,
+        worker_batch=2,
+        workers=range(2),
+        first_step=0,
+        last_step=1,
+        total_images=4,
+        **arguments,
+    )
+    eval_set = input_pipeline.eval_batches(
+        split, batch=4, batches=[0], eval_resize=8, **arguments
+    )
+    for dataset in (train_set, eval_set):
+        named = input_pipeline.named_errors(dataset)
+        if wrong is None:
+            assert len(list(named)) == 1
+            continue
+        with pytest.raises(input_pipeline.InputError, match=wrong) as caught:
+            list(named)
+        assert "train-0000" in str(caught.value)
+        assert "--label_offset" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
 # --- evaluation batches
 
 
 def evaluate(split, batch, batches, **kwargs):
-    return input_pipeline.eval_batches(
-        split, batch=batch, batches=batches, image_size=8, eval_resize=8, **kwargs
-    )
+    arguments = {"image_size": 8, "eval_resize": 8, "classes": 2**40, **kwargs}
+    return input_pipeline.eval_batches(split, batch=batch, batches=batches, **arguments)
 
 
 @pytest.mark.parametrize("images", [7, 8, 9])
@@ -315,10 +350,10 @@ def test_batches_in_any_order(tmp_path):
 
 def test_evaluation_repeats_and_takes_the_label_offset_off(tmp_path):
     split = make_split(tmp_path, 5, 1)
-    dataset = evaluate(split, 4, range(2), label_offset=1)
+    dataset = evaluate(split, 4, range(2), label_offset=-1)
     first, second = list(dataset), list(dataset)
-    assert first[0][1].numpy().tolist() == [-1, 0, 1, 2]
-    assert first[1][1].numpy().tolist() == [3, 0, 0, 0]  # padding stays 0
+    assert first[0][1].numpy().tolist() == [1, 2, 3, 4]
+    assert first[1][1].numpy().tolist() == [5, 0, 0, 0]  # padding stays 0
     for (a, _, _), (b, _, _) in zip(first, second, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -334,9 +369,10 @@ for epoch in range(5):
     train = input_pipeline.train_batches(
         digits.train, seed=0, global_batch=60, worker_batch=30, workers=range(2),
         first_step=25 * epoch, last_step=25 * epoch + 25, total_images=7500,
-        image_size=32)
+        image_size=32, classes=10)
     evaluation = input_pipeline.eval_batches(
-        digits.validation, batch=60, batches=range(5), image_size=32, eval_resize=32)
+        digits.validation, batch=60, batches=range(5), image_size=32, eval_resize=32,
+        classes=10)
     assert sum(1 for _ in train) == 25 and sum(1 for _ in evaluation) == 5
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(memory, len(os.listdir("/dev/fd")))

@@ -107,6 +107,7 @@ def test_d4_is_what_the_input_pipeline_reads(tmp_path):
             last_step=math.ceil(images / (n * k)),
             total_images=images,  # what fills the last step up has label -1
             image_size=8,
+            classes=images,
         )
         labels = np.concatenate([labels.numpy().ravel() for _, labels in batches])
         seen.append(labels[labels >= 0])

@@ -313,6 +313,14 @@ def test_a_killed_worker_is_started_again_and_nothing_shows(data, two, tmp_path)
     assert events.count("start") == 2
 
 
+def test_a_label_out_of_range_ends_the_run_and_is_named(data, tmp_path):
+    """D7's kind: nobody trains on labels that are off by one."""
+    code, output = train(recipe(data, tmp_path / "run", label_offset=1))[0]
+    assert code == 2, output
+    assert "has 0" in output and "--label_offset" in output
+    assert checkpoint.steps(str(tmp_path / "run")) == []
+
+
 def test_different_recipes_are_refused_by_all(data, tmp_path):
     flags = recipe(data, tmp_path / "run")
     other = recipe(data, tmp_path / "run", seed=1)

@@ -105,7 +105,9 @@ def evaluator(
         image_size=config.image_size,
         eval_resize=config.eval_shorter_side,
         label_offset=config.label_offset,
+        classes=dataset.num_classes,
     )
+    batches = input_pipeline.named_errors(batches)
     return lambda: evaluation.evaluate(eval_step, device_sum, batches, placement)
 
 
@@ -131,22 +133,22 @@ def trainer(
     run = cadence(config, train_images)
 
     def batches(first_step: int) -> Iterator[Any]:
-        return iter(
-            input_pipeline.train_batches(
-                dataset.train,
-                seed=config.seed,
-                global_batch=config.global_batch,
-                worker_batch=config.worker_batch,
-                workers=placement.workers,
-                first_step=first_step,
-                last_step=run.total_steps,
-                total_images=run.total_images,
-                image_size=config.image_size,
-                min_crop_area=config.min_crop_area,
-                horizontal_flip=config.horizontal_flip,
-                label_offset=config.label_offset,
-            )
+        batches = input_pipeline.train_batches(
+            dataset.train,
+            seed=config.seed,
+            global_batch=config.global_batch,
+            worker_batch=config.worker_batch,
+            workers=placement.workers,
+            first_step=first_step,
+            last_step=run.total_steps,
+            total_images=run.total_images,
+            image_size=config.image_size,
+            min_crop_area=config.min_crop_area,
+            horizontal_flip=config.horizontal_flip,
+            label_offset=config.label_offset,
+            classes=dataset.num_classes,
         )
+        return iter(input_pipeline.named_errors(batches))
 
     is_first = cluster.rank == 0
     if is_first:

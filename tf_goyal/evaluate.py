@@ -54,8 +54,12 @@ def main(_: list[str]) -> int:
     start.tensorflow()
     import tensorflow as tf
 
+    from tf_goyal.input_pipeline import InputError
+
     try:
         result = evaluate(found, settings, members, data)
+    except InputError as error:
+        raise ValueError(str(error)) from error
     except tf.errors.OpError as error:
         if members.processes == 1:
             raise

@@ -284,6 +284,7 @@ def _check_images(
         image_size=size,
         eval_resize=shorter,
         label_offset=settings.label_offset,
+        classes=data.num_classes,
     )
     images, _, _ = next(iter(batches))
     return encoded, images

@@ -32,6 +32,7 @@ from tf_goyal.config import Config
 
 _HELP = frozenset({"-h", "-help", "--help", "--helpfull"})
 REFUSED = 2  # exit code: refused before TensorFlow started
+INTERRUPTED = 130  # exit code: Ctrl-C
 
 # The values of the command that runs. `parse` makes them anew each time, so that
 # two commands in one process do not share flags: read them as `flags.FLAGS`.
@@ -77,6 +78,9 @@ def run(
     except (absl_flags.Error, ValueError) as error:
         print(f"{program}: {' '.join(str(error).split())}", file=sys.stderr)
         code = REFUSED
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        code = INTERRUPTED
     sys.exit(code)
 
 

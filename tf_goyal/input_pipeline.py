@@ -10,8 +10,10 @@ processes.
 
 import functools
 import os
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -79,6 +81,7 @@ def train_batches(
     min_crop_area: float = 0.08,
     horizontal_flip: bool = True,
     label_offset: int = 0,
+    classes: int,
 ) -> tf.data.Dataset:
     """The training images of some virtual workers, one element a step.
 
@@ -99,12 +102,14 @@ def train_batches(
       min_crop_area: smallest area of a crop, as a fraction of the image.
       horizontal_flip: whether to mirror every other image.
       label_offset: subtracted from the stored label.
+      classes: every label must then lie in 0 ... classes - 1.
 
     Returns:
       Data set of last_step - first_step pairs: images uint8 [m, n, S, S, 3], labels
       int32 [m, n], with m = len(workers).
     """
     train_images, m, n = len(split), len(workers), worker_batch
+    check = _label_check(split, classes, label_offset)
 
     def read(positions):  # NumPy
         record = records_at(positions, train_images, seed)
@@ -117,11 +122,12 @@ def train_batches(
         positions = step * global_batch + worker * n + tf.range(n, dtype=tf.int64)
         record, examples = tf.numpy_function(read, [positions], (tf.int64, tf.string))
         encoded, label = _parse(examples, n)
+        label = check(label - label_offset, record)
         # Augmentation is keyed by (seed, epoch, record); a record fits into 40 bits.
         epoch = positions // train_images
         key = tf.bitwise.left_shift(epoch, tf.constant(40, tf.int64)) + record
         seeds = tf.stack([tf.fill([n], tf.constant(seed, tf.int64)), key], axis=1)
-        label = tf.where(positions < total_images, label - label_offset, -1)
+        label = tf.where(positions < total_images, label, -1)
         return encoded, label, seeds
 
     def image_label(encoded, label, seed):
@@ -152,6 +158,7 @@ def eval_batches(
     image_size: int,
     eval_resize: int,
     label_offset: int = 0,
+    classes: int,
 ) -> tf.data.Dataset:
     """Some of the batches of a whole split in the order of its records.
 
@@ -166,6 +173,7 @@ def eval_batches(
       image_size: S, pixels of the centre crop.
       eval_resize: pixels of the shorter side before the crop.
       label_offset: subtracted from the stored label.
+      classes: every label must then lie in 0 ... classes - 1.
 
     Returns:
       Data set of len(batches) triples: images uint8 [B, S, S, 3], labels int32 [B],
@@ -174,6 +182,7 @@ def eval_batches(
     Raises:
       ValueError: eval_resize < image_size.
     """
+    check = _label_check(split, classes, label_offset)
 
     def read(first):  # NumPy
         return _strings(split.reader.read(range(first, min(first + batch, len(split)))))
@@ -184,7 +193,9 @@ def eval_batches(
         encoded, label = _parse(examples, None)
         images = tf.size(label)
         encoded = tf.concat([encoded, tf.fill([batch - images], "")], axis=0)
-        label = tf.pad(label - label_offset, [[0, batch - images]])
+        record = first + tf.range(images, dtype=tf.int64)
+        label = check(label - label_offset, record)
+        label = tf.pad(label, [[0, batch - images]])
         return encoded, label, tf.range(batch) < images
 
     def image_label(encoded, label, counts):
@@ -200,6 +211,57 @@ def eval_batches(
     dataset = tf.data.Dataset.from_tensor_slices(np.array(batches, np.int64))
     dataset = _parallel(dataset, padded_batch).unbatch()
     return _finish(_parallel(dataset, image_label).batch(batch, drop_remainder=True))
+
+
+class InputError(Exception):
+    """A record cannot be used; the message names it."""
+
+
+def named_errors(dataset: tf.data.Dataset) -> Iterable[Any]:
+    """The elements of a data set, any number of times.
+
+    Raises:
+      InputError: while iterating, for what goes wrong in reading or decoding.
+    """
+    return _NamedErrors(dataset)
+
+
+class _NamedErrors:
+    def __init__(self, dataset: tf.data.Dataset):
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._dataset
+        except tf.errors.OpError as error:
+            # Of an exception in Python's part of the pipeline TensorFlow shows the
+            # text and the stack: the text is enough.
+            python = re.search(r"^(?:ValueError|OSError): (.+)$", error.message, re.M)
+            text = python.group(1) if python else error.message.splitlines()[0]
+            raise InputError(f"the input failed: {text}") from error
+
+
+def _label_check(split: datasets.Split, classes: int, label_offset: int):
+    """Labels and records, int64 [n] both -> the labels, which are all in range."""
+
+    def check(labels, records):  # NumPy
+        for label, record in zip(labels, records, strict=True):
+            if not 0 <= label < classes:
+                file = split.files[split.index.file[record]]
+                raise ValueError(
+                    f"the labels must be {label_offset} to "
+                    f"{label_offset + classes - 1} with --label_offset="
+                    f"{label_offset} and {classes} classes, but record {record} of "
+                    f"{split.name}, in {file}, has {label + label_offset}: set "
+                    "--label_offset to the smallest label"
+                )
+        return labels
+
+    def in_range(labels: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
+        checked = tf.numpy_function(check, [labels, records], tf.int64)
+        return tf.ensure_shape(checked, labels.shape)
+
+    return in_range
 
 
 def _strings(values: list[bytes]) -> np.ndarray:

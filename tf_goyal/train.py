@@ -59,8 +59,8 @@ def _headline(settings: Config, trainer: Any, first_step: int) -> str:
     if settings.warms_up:
         rate += f" after a warmup from {settings.base_lr:g}"
     return (
-        f"{settings.model}: {settings.global_batch} images a step = {k} virtual workers "
-        f"of {n}, on {devices} device{'s' if devices > 1 else ''}; {rate}; "
+        f"{settings.model}: {settings.global_batch} images a step = {k} virtual "
+        f"workers of {n}, on {devices} device{'s' if devices > 1 else ''}; {rate}; "
         f"{'goes on from' if first_step else 'starts at'} step {first_step} of "
         f"{trainer.cadence.total_steps}"
     )
@@ -69,6 +69,8 @@ def _headline(settings: Config, trainer: Any, first_step: int) -> str:
 def _train(trainer: Any, manifest: dict[str, Any], settings: Config, members) -> int:
     """The run, from the checkpoint on, ended with all processes alike."""
     import tensorflow as tf
+
+    from tf_goyal.input_pipeline import InputError
 
     rank = f"rank {members.rank} of {members.processes}"
     recipe = {name: getattr(settings, name) for name in settings.recipe_fields}
@@ -85,6 +87,11 @@ def _train(trainer: Any, manifest: dict[str, Any], settings: Config, members) ->
         sha256 = trainer.weights_sha256()
         if not trainer.agrees(sha256):
             raise RuntimeError(f"the weights differ between processes ({rank})")
+    except InputError as error:
+        print(f"{rank}: {error}", file=sys.stderr, flush=True)
+        trainer.log.write("event", event="input_failed", why=str(error))
+        trainer.log.close()
+        os._exit(flags.REFUSED)
     except tf.errors.OpError as error:
         if members.processes == 1:
             raise

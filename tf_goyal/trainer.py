@@ -60,8 +60,8 @@ class Trainer:
           owes_evaluation: whether the run was stopped before an evaluation that was
             due after them.
 
-        SIGTERM, at any process, ends the run behind a checkpoint at a step that all
-        agree on, since the wish travels in the step's own all-reduce.
+        SIGTERM or Ctrl-C, at any process, ends the run behind a checkpoint at a step
+        that all agree on, since the wish travels in the step's own all-reduce.
 
         Returns:
           The exit code: 0 done, 3 the loss was not finite, 143 asked to stop.
@@ -105,7 +105,7 @@ class Trainer:
                 if cadence.saves(step) or stopping:
                     self._save(step, owes_evaluation=evaluation_due)
                 if stopping:
-                    self.log.write("event", event="stop", step=step, why="SIGTERM")
+                    self.log.write("event", event="stop", step=step)
                     progress.say(f"asked to stop: saved at step {step}")
                     return ASKED_TO_STOP
                 meter.restart()
@@ -183,11 +183,17 @@ class Trainer:
 
 
 class Asked:
-    """Whether this process was asked to stop by SIGTERM."""
+    """Whether this process was asked to stop: by SIGTERM, or Ctrl-C at a terminal.
+
+    A second Ctrl-C interrupts at once.
+    """
 
     def __init__(self):
         self.to_stop = False
         signal.signal(signal.SIGTERM, self._ask)
+        signal.signal(signal.SIGINT, self._ask)
 
-    def _ask(self, *_) -> None:
+    def _ask(self, number: int, _) -> None:
         self.to_stop = True
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
