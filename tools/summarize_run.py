@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 
 from absl import flags as absl_flags
-from rich.console import Console
-from rich.table import Table
 
 from tf_goyal import flags, run_log
 
@@ -65,10 +63,10 @@ def rows(model_dir: Path) -> list[tuple[str, str]]:
 
 def main(_: list[str]) -> int:
     """Prints the summary. Returns the exit code."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, text in rows(Path(flags.FLAGS.model_dir)):
-        table.add_row(name, text)
-    Console(soft_wrap=True, highlight=False).print(table)
+    found = rows(Path(flags.FLAGS.model_dir))
+    width = max(len(name) for name, _ in found)
+    for name, text in found:
+        print(f"{name:{width}}  {text}")
     return 0
 
 
