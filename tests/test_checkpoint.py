@@ -49,6 +49,29 @@ def test_the_newest_are_kept(tmp_path, keep, left):
     assert checkpoint.steps(str(tmp_path)) == left
 
 
+def test_newer_broken_ones_do_not_push_good_ones_out(tmp_path):
+    """F3: after step 9 broke, the run goes on from 1 and keeps what it writes."""
+    save(tmp_path, 1)
+    (save(tmp_path, 9) / "manifest.json").write_text("{}")
+    save(tmp_path, 2, keep=1)
+    assert checkpoint.steps(str(tmp_path)) == [2, 9]
+    assert checkpoint.load_latest(str(tmp_path))[1]["step"] == 2
+
+
+@pytest.mark.parametrize("name", ["step-007", "step-x", "step-"])
+def test_other_folders_are_no_checkpoints(tmp_path, name):
+    (checkpoint.folder(str(tmp_path)) / name).mkdir(parents=True)
+    (checkpoint.folder(str(tmp_path)) / "step-8").write_text("a file")
+    assert checkpoint.steps(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "null", "12"])
+def test_a_manifest_that_says_nothing_is_a_broken_checkpoint(tmp_path, text):
+    save(tmp_path, 1)
+    (save(tmp_path, 2) / "manifest.json").write_text(text)
+    assert checkpoint.load_latest(str(tmp_path))[1]["step"] == 1
+
+
 def test_steps_sort_as_numbers(tmp_path):
     for step in (9, 10, 100):
         save(tmp_path, step)
@@ -108,7 +131,7 @@ def test_a_broken_one_is_named_and_the_older_used(tmp_path, capsys, file, damage
 
 def test_all_broken_is_an_error_and_not_a_new_start(tmp_path):
     (save(tmp_path, 1) / "manifest.json").unlink()
-    with pytest.raises(ValueError, match="--resume=never"):
+    with pytest.raises(ValueError, match="remove the folder"):
         checkpoint.load_latest(str(tmp_path))
 
 

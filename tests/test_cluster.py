@@ -473,3 +473,10 @@ def test_two_processes_with_a_chief():
     for code, out, err in finish(*processes):
         assert code == 0, err
         assert out.strip() == "CollectiveAllReduceStrategy 2 3 [2.0, 2.0, 2.0]"
+
+
+def test_evaluate_takes_an_evaluator_task_and_works_alone():
+    """S5's kind: the sentence above must not send people in a circle."""
+    environ = tf_config({"worker": ["a:1"]}, {"type": "evaluator", "index": 0})
+    members = from_environment(environ, evaluates=True)
+    assert (members.workers, members.processes) == ((), 1)

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +127,17 @@ def save(
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
-    for old in steps(model_dir)[:-keep]:
+    # A later one is of a run that this one does not go on from: not ours to count.
+    for old in [s for s in steps(model_dir) if s <= step][:-keep]:
         shutil.rmtree(folder(model_dir) / f"step-{old}")
     return final
 
 
 def steps(model_dir: str) -> list[int]:
     """The steps of the checkpoints there are, ascending."""
-    names = [path.name for path in folder(model_dir).glob("step-*")]
-    return sorted(int(n[5:]) for n in names if n[5:].isdecimal())
+    found = [path for path in folder(model_dir).glob("step-*") if path.is_dir()]
+    numbers = [path.name.removeprefix("step-") for path in found]
+    return sorted(int(n) for n in numbers if n.isdecimal() and n == str(int(n)))
 
 
 def load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -150,38 +152,48 @@ def load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """
     try:
         manifest = json.loads((path / _MANIFEST).read_text("utf-8"))
+        expected = manifest["sha256"], manifest["step"], manifest["metadata"]
         found = _sha256(path / _VARIABLES)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"checkpoint {path} is broken: {error}") from error
-    if found != manifest["sha256"]:
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"checkpoint {path} is broken: {error!r}") from error
+    if found != expected[0]:
         raise ValueError(
             f"checkpoint {path / _VARIABLES} is broken: its SHA-256 is {found}, "
-            f"{_MANIFEST} says {manifest['sha256']}"
+            f"{_MANIFEST} says {expected[0]}"
         )
     with np.load(path / _VARIABLES, allow_pickle=False) as arrays:
         return {name: arrays[name] for name in arrays.files}, manifest
 
 
-def load_latest(model_dir: str) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+def load_latest(
+    model_dir: str, unusable: Callable[[dict[str, Any]], str] = lambda _: ""
+) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
     """Reads the newest complete checkpoint; says on stderr which it passed over.
+
+    Args:
+      model_dir: the run's folder.
+      unusable: manifest -> why that checkpoint must be passed over; "" if it need not.
 
     Returns:
       As `load`, or None when there is no checkpoint at all.
 
     Raises:
-      ValueError: there are checkpoints, and all of them are broken.
+      ValueError: there are checkpoints, and none of them can be used.
     """
     errors = []
     for step in reversed(steps(model_dir)):
         try:
-            return load(folder(model_dir) / f"step-{step}")
+            arrays, manifest = load(folder(model_dir) / f"step-{step}")
+            if why := unusable(manifest):
+                raise ValueError(f"checkpoint {folder(model_dir)}/step-{step} {why}")
+            return arrays, manifest
         except ValueError as error:
             print(f"passed over: {error}", file=sys.stderr)
             errors.append(str(error))
     if errors:
         raise ValueError(
-            f"no checkpoint in {folder(model_dir)} is complete; start anew with "
-            f"--resume=never or remove the folder ({errors[0]})"
+            f"no checkpoint in {folder(model_dir)} can be used: remove the folder to "
+            f"start anew ({errors[0]})"
         )
     return None
 

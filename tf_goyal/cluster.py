@@ -74,8 +74,12 @@ class Cluster:
         )
 
 
-def from_environment(environ: Mapping[str, str]) -> Cluster:
+def from_environment(environ: Mapping[str, str], evaluates: bool = False) -> Cluster:
     """The cluster that TF_CONFIG describes; without it this process alone.
+
+    Args:
+        environ: the environment variables.
+        evaluates: whether an evaluator's task is welcome; it works alone.
 
     Raises:
         ValueError: TF_CONFIG is not a cluster that can train, or this process has
@@ -96,8 +100,11 @@ def from_environment(environ: Mapping[str, str]) -> Cluster:
                 f'TF_CONFIG must have "cluster" and "task", but {name} is missing: '
                 "add it, or unset TF_CONFIG to train in this process alone"
             )
+    task = description["task"]
+    if evaluates and isinstance(task, dict) and task.get("type") == "evaluator":
+        return Cluster(notes=notes)
     roles = _roles(description["cluster"])
-    role, index, read_as = _task(description["task"], roles)
+    role, index, read_as = _task(task, roles)
     workers = roles.get("chief", ()) + roles.get("worker", ())
     rank = index + (len(roles.get("chief", ())) if role == "worker" else 0)
     return Cluster(workers, rank, notes + read_as)

@@ -27,6 +27,7 @@ MODELS = (
 )
 
 SMALLEST_IMAGE = 8  # pixels: the ResNets' strides leave nothing of less
+LARGEST_IMAGE = 4096  # pixels: more is a slip of the keyboard
 
 # (path, layout and frequency fields); every other field is part of the recipe.
 _NOT_RECIPE = frozenset(
@@ -458,9 +459,20 @@ def _check_values(config: Config) -> None:
         ("bucket_mb", 0),
         ("devices", 0),
         ("intra_op_threads", 0),
+        ("label_offset", -(2**31)),
     ):
         value = getattr(config, name)
         _require(value >= least, f"--{name} must be at least {least}, got {value}")
+    for name, most in (
+        ("image_size", LARGEST_IMAGE),
+        ("eval_resize", 2 * LARGEST_IMAGE),
+        ("label_offset", 2**31),
+        ("steps", 2**40),
+        ("epochs", 2**20),
+        ("global_batch", 2**30),
+    ):
+        value = getattr(config, name)
+        _require(value <= most, f"--{name} must be at most {most}, got {value}")
     for name in ("checkpoint_every", "eval_every"):
         value = getattr(config, name)
         _require(value > 0, f"--{name} must be more than 0 epochs, got {value}")

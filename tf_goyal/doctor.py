@@ -59,7 +59,7 @@ def main(_: list[str]) -> int:
     members = cluster.from_environment(os.environ)
     processes = flags.FLAGS.processes or members.processes
     data = preflight.check(settings, processes)
-    _, manifest = resume.last_checkpoint(settings)
+    _, manifest = resume.last_checkpoint(settings, data)
     tried = None
     if members.is_chief:
         tried = storage.trial_write(Path(settings.model_dir))

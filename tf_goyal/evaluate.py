@@ -42,9 +42,9 @@ def main(_: list[str]) -> int:
       ValueError: checkpoint, data or cluster are refused.
     """
     found = trained.load(flags.FLAGS.model_dir, flags.FLAGS.step)
-    members = cluster.from_environment(os.environ)
+    members = cluster.from_environment(os.environ, evaluates=True)
     # The devices of the evaluation need not be as many as those of the training.
-    settings = dataclasses.replace(found.settings, devices=0)
+    settings = dataclasses.replace(found.settings, devices=0, allreduce="auto")
     if flags.FLAGS.data_dir is not None:
         settings = dataclasses.replace(settings, data_dir=flags.FLAGS.data_dir)
     data = preflight.check(settings, processes=1)

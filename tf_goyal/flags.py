@@ -63,6 +63,9 @@ def run(
     """
     argv = list(sys.argv if argv is None else argv)
     program = Path(argv[0]).stem
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # not where a test caught it
+            stream.reconfigure(errors="replace")  # η on an ASCII terminal
     try:
         written = itertools.takewhile(lambda text: text != "--", argv[1:])
         if not _HELP.isdisjoint(written):

@@ -7,6 +7,7 @@ others to `logs/rank-I.log` in the run's folder.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from absl import flags as absl_flags
 
-from tf_goyal import flags, preflight, storage
+from tf_goyal import flags, preflight, resume, storage
 
 START_AGAIN = 128  # exit codes from here on ask for a restart
 GRACE_SECONDS = 60.0
@@ -47,10 +48,14 @@ def main(arguments: list[str]) -> int:
     """Starts the processes until they are done. Returns the run's exit code."""
     processes, restarts = flags.FLAGS.processes, flags.FLAGS.restarts
     # Refused here, once, and not by each process.
-    flags.parse(["train", *arguments])
+    if rest := flags.parse(["train", *arguments]):
+        raise ValueError(
+            f"train takes flags only, written --name=value, got {rest[0]!r}"
+        )
     settings = flags.config_from_flags()
     model_dir = Path(settings.model_dir)
-    preflight.check(settings, processes)
+    data = preflight.check(settings, processes)
+    resume.last_checkpoint(settings, data)
     storage.trial_write(model_dir)
     stop = _StopRequest()
     while True:
@@ -91,8 +96,8 @@ def run_once(
     """Starts all processes, waits for them, and ends those that are left over.
 
     Returns:
-      0, or the exit code of the process that ended first with another one; 128 + the
-      signal's number where a signal ended it.
+      0, or the first exit code that does not ask for a restart, or else that of the
+      process that ended first; 128 + the signal's number where a signal ended it.
     """
     workers = [f"127.0.0.1:{port}" for port in free_ports(processes)]
     children = [_start(r, workers, model_dir, arguments) for r in range(processes)]
@@ -109,9 +114,12 @@ def run_once(
             if deadline and time.monotonic() > deadline:
                 child.kill()
         asked = asked or stop.signal is not None
-    failures = [child.returncode for child in children if child.returncode]
-    code = first_failure or (failures[0] if failures else 0)
-    return 128 - code if code < 0 else code
+    failures = [first_failure, *(child.returncode for child in children)]
+    codes = [128 - code if code < 0 else code for code in failures if code]
+    # The cause comes before its consequence: peers of one that refused leave with 138.
+    return next(
+        (code for code in codes if code < START_AGAIN), codes[0] if codes else 0
+    )
 
 
 def _start(
@@ -137,7 +145,13 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
+
+
+def _end_with_parent() -> None:
+    """In the new process: SIGTERM when launch dies, however it does."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1 is PR_SET_PDEATHSIG
 
 
 if __name__ == "__main__":

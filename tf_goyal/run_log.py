@@ -42,7 +42,14 @@ class RunLog:
         """
         if self._file is None:
             return
-        line = json.dumps({"kind": kind, **fields}, default=float)
+        # JSON has no NaN: what is not finite is written as null.
+        finite = {
+            name: None
+            if isinstance(value, float) and not math.isfinite(value)
+            else value
+            for name, value in fields.items()
+        }
+        line = json.dumps({"kind": kind, **finite}, default=float, allow_nan=False)
         self._file.write(line + "\n")
         self._file.flush()
         if self._summary is not None and kind != "event":
@@ -99,13 +106,11 @@ def read(model_dir: str) -> list[dict[str, Any]]:
     for number, text in enumerate(path.read_text("utf-8").splitlines()):
         try:
             line = json.loads(text)
-        except ValueError:
+            place = line["kind"], number if line["kind"] == "event" else line["step"]
+        except (ValueError, KeyError, TypeError):
             continue
-        if line["kind"] == "event":
-            lines["event", number] = line
-        else:
-            lines.pop((line["kind"], line["step"]), None)
-            lines[line["kind"], line["step"]] = line
+        lines.pop(place, None)
+        lines[place] = line
     return list(lines.values())
 
 

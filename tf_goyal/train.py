@@ -4,12 +4,14 @@ The cluster comes from TF_CONFIG; without it this process trains alone. What can
 refused is refused, with exit code 2, before TensorFlow starts.
 """
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from tf_goyal import cluster, flags, preflight, provenance, resume, start, storage
+from tf_goyal.cluster import Cluster
 from tf_goyal.config import Config
 
 DONE, PEER_LOST = 0, 138  # exit codes; the trainer has more
@@ -24,7 +26,7 @@ def main(_: list[str]) -> int:
     settings = flags.config_from_flags()
     members = cluster.from_environment(os.environ)
     data = preflight.check(settings, members.processes)
-    arrays, manifest = resume.last_checkpoint(settings)
+    arrays, manifest = resume.last_checkpoint(settings, data)
     if manifest["step"] >= settings.total_steps(len(data.train)):
         print(f"already done: {settings.model_dir} is at step {manifest['step']}")
         return DONE
@@ -45,7 +47,10 @@ def main(_: list[str]) -> int:
     if members.is_chief:
         provenance.write(settings.model_dir, description)
         print(_headline(settings, trainer, manifest["step"]), flush=True)
-    return _train(trainer, manifest, settings, members)
+    # Everything that must be the same everywhere: all but the paths.
+    alike = dataclasses.replace(settings, model_dir="", data_dir="").to_json()
+    alike = f"{alike} {description['derived']} {manifest['step']}"
+    return _train(trainer, manifest, alike, members)
 
 
 def _headline(settings: Config, trainer: Any, first_step: int) -> str:
@@ -66,18 +71,17 @@ def _headline(settings: Config, trainer: Any, first_step: int) -> str:
     )
 
 
-def _train(trainer: Any, manifest: dict[str, Any], settings: Config, members) -> int:
+def _train(trainer: Any, manifest: dict[str, Any], alike: str, members: Cluster) -> int:
     """The run, from the checkpoint on, ended with all processes alike."""
     import tensorflow as tf
 
     from tf_goyal.input_pipeline import InputError
 
     rank = f"rank {members.rank} of {members.processes}"
-    recipe = {name: getattr(settings, name) for name in settings.recipe_fields}
     try:
-        if not trainer.agrees(f"{recipe} {manifest['step']}"):
+        if not trainer.agrees(alike):
             raise ValueError(
-                "the processes of the run have different recipes or checkpoints: "
+                "the processes of the run have different flags, data or checkpoints: "
                 "start all of them with the same flags and the same --model_dir"
             )
         try:
@@ -93,7 +97,7 @@ def _train(trainer: Any, manifest: dict[str, Any], settings: Config, members) ->
         trainer.log.close()
         os._exit(flags.REFUSED)
     except tf.errors.OpError as error:
-        if members.processes == 1:
+        if members.processes == 1 or not _peer_lost(error):
             raise
         print(f"{rank}: a peer was lost: {error.message}", file=sys.stderr, flush=True)
         trainer.log.write("event", event="peer_lost", why=error.message)
@@ -102,6 +106,14 @@ def _train(trainer: Any, manifest: dict[str, Any], settings: Config, members) ->
     print(f"{rank}: exit code {code}, weights_sha256 {sha256}", flush=True)
     trainer.log.close()
     return code
+
+
+def _peer_lost(error: Any) -> bool:
+    """Whether an error of TensorFlow means that another process is not there."""
+    import tensorflow as tf
+
+    lost = (tf.errors.UnavailableError, tf.errors.AbortedError)
+    return isinstance(error, lost) or "Collective ops is aborted" in error.message
 
 
 if __name__ == "__main__":

@@ -96,14 +96,17 @@ class Trainer:
                 if cadence.logs(step) or loss - loss != 0:
                     self.log.write("train", **numbers, **meter.take())
                 if loss - loss != 0:  # NaN or infinite
-                    return self._not_finite(step, loss, progress)
+                    return self._not_finite(step, f"the loss ({loss})", progress)
                 stopping = float(result.stop) > 0 and step < cadence.total_steps
                 evaluation_due = cadence.evaluates(step)
                 if evaluation_due and not stopping:
                     self._evaluate(step, progress)
                     evaluation_due = False
                 if cadence.saves(step) or stopping:
-                    self._save(step, owes_evaluation=evaluation_due)
+                    state = self.state()
+                    if not all(np.isfinite(array).all() for array in state.values()):
+                        return self._not_finite(step, "the weights", progress)
+                    self._save(step, state, owes_evaluation=evaluation_due)
                 if stopping:
                     self.log.write("event", event="stop", step=step)
                     progress.say(f"asked to stop: saved at step {step}")
@@ -137,12 +140,12 @@ class Trainer:
             f"loss {evaluation.loss:.4f}  ({evaluation.images} images)"
         )
 
-    def _save(self, step: int, owes_evaluation: bool) -> None:
+    def _save(self, step: int, state: dict[str, Any], owes_evaluation: bool) -> None:
         if self.rank == 0:
             checkpoint.save(
                 self.model_dir,
                 step,
-                self.state(),
+                state,
                 {**self.metadata, "owes_evaluation": owes_evaluation},
                 keep=self.keep_checkpoints,
             )
@@ -173,11 +176,15 @@ class Trainer:
         """Whether every process calls this with the same text. Also a barrier."""
         return agreement.all_agree(text, self.device_sum, self.placement)
 
-    def _not_finite(self, step: int, loss: float, progress: TrainingProgress) -> int:
-        self.log.write("event", event="not_finite", step=step, loss=repr(loss))
+    def _not_finite(self, step: int, what: str, progress: TrainingProgress) -> int:
+        self.log.write("event", event="not_finite", step=step, what=what)
+        steps = checkpoint.steps(self.model_dir)
+        left = (
+            f"the checkpoint of step {steps[-1]} is good" if steps else "nothing saved"
+        )
         progress.say(
-            f"stopped at step {step}: the loss is {loss}. The last checkpoint is good; "
-            "lower --base_lr or lengthen --warmup_epochs"
+            f"stopped at step {step}: not finite: {what}; {left}. Lower --base_lr or "
+            "lengthen --warmup_epochs"
         )
         return NOT_FINITE
 
