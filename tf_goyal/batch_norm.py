@@ -48,6 +48,10 @@ class BatchNormalization(keras.layers.Layer):
       epsilon: added to the variance.  The paper does not state it.
       gamma_initializer: "ones", or "zeros" in the last BatchNorm of a residual
         block (§5.1).
+      rows: give the training kernel [B·H·W, 1, 1, C] where there is no GPU: the same
+        statistics, and 1.1 to 1.4 times as fast in oneDNN from about 256 channels
+        on, which then walks along memory.  Not where a ReLU follows directly, as
+        TensorFlow computes the two in one kernel only if nothing stands between.
       **kwargs: those of `keras.layers.Layer`.
 
     Raises:
@@ -62,6 +66,7 @@ class BatchNormalization(keras.layers.Layer):
         momentum: float = 0.9,
         epsilon: float = 1e-5,
         gamma_initializer="ones",
+        rows: bool = False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -90,6 +95,7 @@ class BatchNormalization(keras.layers.Layer):
         self.momentum = float(momentum)
         self.epsilon = float(epsilon)
         self.gamma_initializer = keras.initializers.get(gamma_initializer)
+        self.rows = bool(rows)
 
     def build(self, input_shape):
         if len(input_shape) != 4 or input_shape[-1] is None:
@@ -123,14 +129,14 @@ class BatchNormalization(keras.layers.Layer):
     def call(self, inputs, training=None):
         """[B, H, W, C] of the compute dtype -> the same."""
         training = bool(training) and self.trainable
-        replicas = _replicas()
-        if training and self.statistics == "global" and replicas > 1:
+        if training and self.statistics == "global" and _replicas() > 1:
             outputs, mean, variance = self._normalise_over_replicas(inputs)
         else:
+            rows = self.rows and training and not tf.config.list_logical_devices("GPU")
             # In training the kernel blends its moving averages itself: it returns
             # (1 - factor) * moving + factor * batch.
             outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
-                x=inputs,
+                x=tf.reshape(inputs, [-1, 1, 1, inputs.shape[-1]]) if rows else inputs,
                 scale=self.gamma,
                 offset=self.beta,
                 mean=self.moving_mean,
@@ -139,6 +145,8 @@ class BatchNormalization(keras.layers.Layer):
                 exponential_avg_factor=1.0 - self.momentum,
                 is_training=training,
             )
+            if rows:
+                outputs = tf.reshape(outputs, tf.shape(inputs))
         if training:
             # Plain assigns, so that a StatelessScope (`model.stateless_call`) gets
             # the new values as data and the layer's own stay as they were.
@@ -188,6 +196,7 @@ class BatchNormalization(keras.layers.Layer):
             "momentum": self.momentum,
             "epsilon": self.epsilon,
             "gamma_initializer": keras.initializers.serialize(self.gamma_initializer),
+            "rows": self.rows,
         }
 
 
