@@ -123,7 +123,8 @@ def stopped_run(tmp_path, monkeypatch) -> str:
     monkeypatch.delenv("TF_CONFIG", raising=False)
     flags.parse(["train", "--recipe=digits"])
     settings = dataclasses.asdict(flags.config_from_flags())
-    metadata = {"flags": settings, "owes_evaluation": False}
+    derived = {"train_images": 1500, "labels": [str(digit) for digit in range(10)]}
+    metadata = {"flags": settings, "derived": derived, "owes_evaluation": False}
     checkpoint.save(str(tmp_path), 7, {"model/w": np.zeros(2)}, metadata, keep=1)
     return str(tmp_path)
 

@@ -55,13 +55,13 @@ class Trainer:
     def train(self, first_step: int, owes_evaluation: bool = False) -> int:
         """Trains from `first_step` steps done to the end of the run.
 
+        SIGTERM or Ctrl-C, at any process, ends the run behind a checkpoint at a step
+        that all agree on, since the wish travels in the step's own all-reduce.
+
         Args:
           first_step: steps done.
           owes_evaluation: whether the run was stopped before an evaluation that was
             due after them.
-
-        SIGTERM or Ctrl-C, at any process, ends the run behind a checkpoint at a step
-        that all agree on, since the wish travels in the step's own all-reduce.
 
         Returns:
           The exit code: 0 done, 3 the loss was not finite, 143 asked to stop.
