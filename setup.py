@@ -35,6 +35,7 @@ setup(
     python_requires=">=3.10,<3.14",
     install_requires=[
         "absl-py",
+        "google-crc32c",
         "keras>=3.15,<3.16",
         "numpy",
         "rich",
@@ -43,6 +44,7 @@ setup(
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
         "plot": ["matplotlib"],
+        "prepare": ["pillow", "scipy"],
         "test": [
             "matplotlib",
             "pillow",
@@ -50,7 +52,9 @@ setup(
             "pytest",
             "ruff",
             "scikit-learn",
+            "scipy",
             "setuptools>=70.1",
+            "tensorflow-datasets",
         ],
     },
 )

@@ -82,7 +82,7 @@ def train(strategy: tf.distribute.Strategy, rank: int, settings: dict) -> dict:
     )
     random = np.random.default_rng(0)
     here = slice(placement.workers.start, placement.workers.stop)
-    losses, stops = [], []
+    losses, stops, replaced = [], [], []
     for number in range(settings["steps"]):
         images = random.integers(0, 256, [k, n, 12, 12, 3], np.uint8)
         labels = random.integers(0, 5, [k, n]).astype(np.int32)
@@ -91,12 +91,14 @@ def train(strategy: tf.distribute.Strategy, rank: int, settings: dict) -> dict:
         result = train_step(
             placement.split_workers(tf.constant(images[here])),
             placement.split_workers(tf.constant(labels[here])),
-            placement.split_stop(rank == 1 and number == 2),
+            placement.split_signals(rank == 1 and number == 2, 3 if rank else 0),
         )
         losses.append(float(result.loss))
         stops.append(float(result.stop))
+        replaced.append(float(result.replaced))
     arrays = checkpoint.arrays_of("model", model.variables)
-    return {"losses": losses, "stops": stops, **arrays}
+    signals = {"stops": stops, "replaced": replaced}
+    return {"losses": losses, **signals, **arrays}
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-import math
+import io
 
 import numpy as np
+import pictures
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from tf_goyal import augment
-
-LOG_ASPECT = math.log(4 / 3)
 
 
 def jpeg(height, width, channels=3, seed=0) -> tf.Tensor:
@@ -38,138 +38,129 @@ def bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
     return along(rows.swapaxes(0, 1), width).swapaxes(0, 1)
 
 
-@tf.function
-def windows(height, width, uniforms, min_crop_area):
-    """int32 [P, 4] crops for float32 [P, 22] random numbers."""
-    return tf.map_fn(
-        lambda uniform: augment.crop_window(height, width, uniform, min_crop_area),
-        uniforms,
-        fn_output_signature=tf.int32,
-    )
-
-
-def uniform(areas=0.0, aspects=0.5, y=0.0, x=0.0) -> tf.Tensor:
-    """Random numbers of one image; aspects of 0.5 mean a square."""
-    ten = np.ones(10)
-    values = np.concatenate([areas * ten, aspects * ten, [y, x]])
-    return tf.constant(values, tf.float32)
-
-
-# --- the crop rule, §5.1
-
-
-def test_crop_by_hand():
-    # Area 0.25 of 40 x 90 = 900, square: 30 x 30. Places: 11 x 61.
-    u = uniform(y=0.999, x=0.5)
-    assert augment.crop_window(40, 90, u, 0.25).numpy().tolist() == [10, 30, 30, 30]
-    # Aspect 4/3, area 0.75 * 1600 = 1200: 30 high, 40 wide: fits to the pixel.
-    u = uniform(aspects=1.0)
-    assert augment.crop_window(40, 40, u, 0.75).numpy().tolist() == [0, 0, 30, 40]
-    # Aspect 3/4 of the same: 40 high.
-    u = uniform(aspects=0.0, x=0.9999)
-    assert augment.crop_window(40, 40, u, 0.75).numpy().tolist() == [0, 10, 40, 30]
-
-
-def test_first_try_that_fits_is_taken():
-    # Tries 0 to 8: all of the area, aspect 4/3: 46 wide in 40. Then a quarter, square.
-    u = uniform(areas=1.0, aspects=1.0).numpy()
-    u[9], u[19] = 0, 0.5
-    assert augment.crop_window(40, 40, u, 0.25).numpy().tolist() == [0, 0, 20, 20]
-
-
-@pytest.mark.parametrize(
-    "height, width, window",
-    [
-        (10, 1000, [0, 495, 10, 10]),
-        (1001, 10, [495, 0, 10, 10]),
-        (40, 40, [0, 0, 40, 40]),
-        (1, 1, [0, 0, 1, 1]),
-    ],
-)
-def test_central_square_when_no_try_fits(height, width, window):
-    u = uniform(aspects=1.0, y=0.3, x=0.9)
-    assert augment.crop_window(height, width, u, 1.0).numpy().tolist() == window
-
-
-def test_crop_is_never_empty():
-    # 0.01 of 3 x 3 pixels would be 0 x 0.
-    u = uniform(areas=0.0)
-    assert augment.crop_window(3, 3, u, 0.01).numpy().tolist() == [0, 0, 3, 3]
-
-
-def test_crop_statistics():
-    """Areas and aspect ratios stay in range and follow the stated distributions."""
-    tries, size, smallest = 4000, 1000, 0.08
-    uniforms = np.random.default_rng(0).random((tries, 22), np.float32)
-    y, x, height, width = windows(size, size, uniforms, smallest).numpy().T
-    assert (y >= 0).all() and (x >= 0).all()
-    assert (y + height <= size).all() and (x + width <= size).all()
-    # Rounding moves a side by half a pixel of at least 244.
-    area, log_aspect = height * width / size**2, np.log(width / height)
-    assert smallest * 0.995 < area.min() < 0.085 and 0.98 < area.max() <= 1
-    assert LOG_ASPECT * 0.99 < np.abs(log_aspect).max() < LOG_ASPECT * 1.02
-    # Up to half of the area every aspect ratio fits: both are still uniform there.
-    free = area < 0.5
-    deviations = (
-        (area[free].mean() - 0.29) / (0.42 / math.sqrt(12)),
-        log_aspect[free].mean() / (2 * LOG_ASPECT / math.sqrt(12)),
-        (y / (size - height + 1))[free].mean() * math.sqrt(12) - math.sqrt(3),
-        (x / (size - width + 1))[free].mean() * math.sqrt(12) - math.sqrt(3),
-    )
-    assert np.abs(deviations).max() * math.sqrt(free.sum()) < 4
-    assert area[free].std() == pytest.approx(0.42 / math.sqrt(12), rel=0.05)
-    assert log_aspect[free].std() == pytest.approx(
-        2 * LOG_ASPECT / math.sqrt(12), rel=0.05
-    )
-
-
 # --- training images
 
 
-def test_training_image_is_the_resized_crop():
+def train_image(encoded, window, flip=False, **options) -> np.ndarray:
+    """One image through a compiled `train_image`."""
+    encoded = tf.constant(encoded)
+    call = tf.function(
+        lambda *image: augment.train_image(*image, **options)  # image_size, resize, dct
+    )
+    is_jpeg = tf.io.is_jpeg(encoded)
+    return call(encoded, is_jpeg, tf.constant(window, tf.int32), flip).numpy()
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_training_image_is_the_resized_crop(flip):
     # Grey: libjpeg smooths the chroma of a part differently along the part's edge.
     encoded, size = jpeg(120, 90, channels=1), 32
-    seed = tf.constant([3, 4], tf.int64)
-    image = augment.train_image(encoded, seed, image_size=size, horizontal_flip=False)
-    assert image.shape == (size, size, 3) and image.dtype == tf.uint8
-    u = tf.random.stateless_uniform([23], seed)
-    y, x, height, width = augment.crop_window(120, 90, u[:-1], 0.08).numpy()
-    crop = decoded(encoded)[y : y + height, x : x + width]
-    assert np.abs(image.numpy() - bilinear(crop, size, size)).max() < 0.501
+    image = train_image(encoded, [7, 20, 90, 61], flip, image_size=size)
+    assert image.shape == (size, size, 3) and image.dtype == np.uint8
+    crop = decoded(encoded)[7:97, 20:81]
+    expected = bilinear(crop, size, size)
+    if flip:
+        expected = expected[:, ::-1]
+    assert np.abs(image - expected).max() < 0.501
 
 
-def test_training_image_is_a_function_of_image_and_seed():
-    encoded = jpeg(60, 80)
-    call = tf.function(lambda seed: augment.train_image(encoded, seed, image_size=24))
-    seeds = tf.constant([[0, 1], [0, 2], [1, 1], [0, 2**40 + 1]], tf.int64)
-    first = [call(seed).numpy() for seed in seeds]
-    second = [call(seed).numpy() for seed in seeds[::-1]][::-1]
-    np.testing.assert_array_equal(first, second)
-    assert len({image.tobytes() for image in first}) == 4
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP"])
+def test_other_formats_are_cropped_and_mirrored_too(kind):
+    """D5: a PNG named .JPEG is a PNG."""
+    pixels = pictures.pixels(40, 56)
+    image = Image.fromarray(pixels)
+    if kind == "GIF":
+        image = image.quantize(64)
+    encoded = pictures.encode(image, kind)
+    expected = np.array(image.convert("RGB"))[3:35, 4:36]
+    plain = train_image(encoded, [3, 4, 32, 32], image_size=32)
+    mirrored = train_image(encoded, [3, 4, 32, 32], True, image_size=32)
+    np.testing.assert_array_equal(plain, expected)
+    np.testing.assert_array_equal(mirrored, expected[:, ::-1])
 
 
-def test_half_of_the_images_are_mirrored():
-    # No crop of a square image can have all of its area but itself.
-    encoded, size = jpeg(32, 32), 32
-    call = tf.function(
-        lambda seed: augment.train_image(
-            encoded, seed, image_size=size, min_crop_area=1.0
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "I;16", "1"])
+def test_png_of_every_colour_type_becomes_rgb(mode):
+    """D5. Alpha is left out, as Pillow's convert("RGB") does."""
+    rng = np.random.default_rng(0)
+    if mode == "I;16":
+        image = Image.fromarray(rng.integers(0, 2**16, (32, 32), np.uint16))
+        expected = np.repeat((np.array(image) >> 8)[..., None], 3, 2)
+    else:
+        image = Image.fromarray(pictures.pixels(32, 32)).convert(
+            "RGB" if mode == "P" else mode
         )
+        image = image.quantize(32) if mode == "P" else image
+        expected = np.array(image.convert("RGB"))
+    encoded = pictures.encode(image, "PNG")
+    result = train_image(encoded, [0, 0, 32, 32], image_size=32)
+    assert np.abs(result.astype(int) - expected).max() <= (mode == "I;16")
+    whole = augment.eval_image(tf.constant(encoded), image_size=32, eval_resize=32)
+    np.testing.assert_array_equal(whole, result)
+
+
+def test_cmyk_becomes_the_rgb_that_pillow_makes():
+    """D5: within the rounding of two conversions."""
+    encoded = pictures.cmyk(64, 64)
+    expected = np.array(Image.open(io.BytesIO(encoded)).convert("RGB"), int)
+    for result in (
+        train_image(encoded, [0, 0, 64, 64], image_size=64, dct="exact"),
+        augment.eval_image(
+            tf.constant(encoded), image_size=64, eval_resize=64, dct="exact"
+        ).numpy(),
+    ):
+        difference = np.abs(result - expected)
+        assert difference.max() <= 2 and difference.mean() < 0.6
+
+
+def test_exif_orientation_is_ignored():
+    """As in the paper's software: the pixels as they are stored."""
+    plain, turned = pictures.jpeg(40, 56), pictures.rotated(40, 56)
+    np.testing.assert_array_equal(
+        train_image(plain, [1, 2, 30, 40], image_size=24),
+        train_image(turned, [1, 2, 30, 40], image_size=24),
     )
-    plain = decoded(encoded)
-    flipped = 0
-    for number in range(400):
-        image = call(tf.constant([0, number], tf.int64)).numpy()
-        mirrored = not np.array_equal(image, plain)
-        np.testing.assert_array_equal(image, plain[:, ::-1] if mirrored else plain)
-        flipped += mirrored
-    assert abs(flipped - 200) < 40  # 4 standard deviations
+    both = [
+        augment.eval_image(tf.constant(e), image_size=24, eval_resize=24)
+        for e in (plain, turned)
+    ]
+    np.testing.assert_array_equal(*both)
+
+
+def test_the_exact_dct_gives_pillows_pixels():
+    encoded = pictures.jpeg(64, 64, subsampling=0)
+    expected = np.array(Image.open(io.BytesIO(encoded)), int)
+    exact = train_image(encoded, [0, 0, 64, 64], image_size=64, dct="exact")
+    fast = train_image(encoded, [0, 0, 64, 64], image_size=64)
+    np.testing.assert_array_equal(exact, expected)
+    difference = np.abs(fast - expected)
+    assert 0 < difference.max() <= 12 and difference.mean() < 3
+
+
+def test_bicubic_is_another_interpolation():
+    """Keys' cubic, a = -0.5, half-pixel centres: one pixel by hand, and no wrapping."""
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    pixels[:, 4:] = 255
+    encoded = pictures.encode(pixels, "PNG")
+    image = train_image(encoded, [0, 0, 8, 8], image_size=16, resize="bicubic")
+    # Output column 7 lies at 3.25: weights of columns 2 ... 5 at distances
+    # 1.25, 0.25, 0.75, 1.75 are -0.0703, 0.8672, 0.2266, -0.0234.
+    weights = np.array([-0.0703125, 0.8671875, 0.2265625, -0.0234375])
+    assert image[8, 7, 0] == round(255 * weights[2:].sum())
+    # Beyond the edge it overshoots, and is clipped.
+    assert image[8, 5].tolist() == [0, 0, 0] and image[8, 10].tolist() == [255] * 3
+    linear = train_image(encoded, [0, 0, 8, 8], image_size=16)
+    assert linear[8, 7, 0] == round(255 * 0.25) and not np.array_equal(image, linear)
+    evaluated = augment.eval_image(
+        tf.constant(encoded), image_size=16, eval_resize=16, resize="bicubic"
+    )
+    np.testing.assert_array_equal(evaluated, image)
 
 
 def test_grey_becomes_three_equal_channels():
     encoded = jpeg(40, 40, channels=1)
     for image in (
-        augment.train_image(encoded, tf.constant([0, 0], tf.int64), image_size=16),
+        train_image(encoded, [0, 0, 30, 30], image_size=16),
         augment.eval_image(encoded, image_size=16, eval_resize=20),
     ):
         assert image.shape == (16, 16, 3)
@@ -181,12 +172,12 @@ def test_grey_becomes_three_equal_channels():
 
 
 def test_evaluation_pixels_by_hand():
-    """Half the size: each pixel is the mean of four, half to even; exact."""
+    """Half the size: each pixel is the mean of four, half up; exact."""
     encoded = jpeg(64, 96)
     image = augment.eval_image(encoded, image_size=28, eval_resize=32)
     pixels = decoded(encoded).astype(np.float64)
     mean = pixels.reshape(32, 2, 48, 2, 3).mean(axis=(1, 3))  # [32, 48, 3]
-    np.testing.assert_array_equal(image, np.round(mean[2:30, 10:38]))
+    np.testing.assert_array_equal(image, np.floor(mean[2:30, 10:38] + 0.5))
 
 
 @pytest.mark.parametrize(

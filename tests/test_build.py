@@ -22,7 +22,12 @@ LAYERS = (
     {"trainer"},
     {"step", "evaluation"},
     {"workers"},
-    {"input_pipeline", "datasets", "resnet"},
+    {"input_pipeline", "resnet"},
+    {"samples"},
+    {"datasets"},
+    {"image_folder", "tfds_folder", "shard_folder", "shards"},
+    {"index_cache"},
+    {"label_sample"},
     {
         "allreduce",
         "augment",
@@ -30,6 +35,11 @@ LAYERS = (
         "checkpoint",
         "cluster",
         "config",
+        "examples",
+        "image_header",
+        "image_order",
+        "manifest",
+        "random_crop",
         "records",
         "run_log",
         "schedule",
@@ -39,8 +49,7 @@ LAYERS = (
 
 # What these may import of ours, and no more; everything else of the leaves: nothing.
 ALLOWED = {
-    "input_pipeline": {"records", "augment", "datasets"},
-    "datasets": {"records"},
+    "input_pipeline": {"records", "augment", "datasets", "samples"},
     "resnet": {"batch_norm"},
     "flags": {"config"},
 }
@@ -52,6 +61,9 @@ NO_TENSORFLOW = (
     "cluster",
     "records",
     "datasets",
+    "samples",
+    "image_order",
+    "memory_cache",
     "deviations",
     "preflight",
     "resume",

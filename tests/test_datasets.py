@@ -1,44 +1,40 @@
 import importlib.metadata
 import importlib.util
+import os
 import pathlib
-import struct
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from shard_files import write_shards
 
-from tf_goyal import datasets, records
+from tf_goyal import datasets, label_sample, records, shards
 
 ROOT = pathlib.Path(datasets.__file__).parents[1]
 DIGITS = ROOT / "tf_goyal" / "data" / "digits"
-RECORD = struct.pack("<QI", 0, 0) + bytes(4)  # one without data
 
 
-def folder(path, train=2, validation=1, labels="cat\ndog\n", records_each=3):
+def folder(path, train=2, validation=1, labels="cat\ndog\n", records_each=3, **options):
     """A folder of shards named as the Model Garden names them."""
-    path.mkdir(exist_ok=True)
-    for split, shards in (("train", train), ("validation", validation)):
-        for shard in range(shards):
-            name = f"{split}-{shard:05d}-of-{shards:05d}"
-            (path / name).write_bytes(RECORD * records_each)
+    for split, count in (("train", train), ("validation", validation)):
+        if count:
+            write_shards(path, split, count, count * records_each, **options)
     if labels is not None:
         (path / "labels.txt").write_text(labels)
     return path
 
 
-def refused(name, data_dir="") -> str:
+def refused(name, data_dir="", **options) -> str:
     with pytest.raises(ValueError) as error:
-        datasets.load(name, str(data_dir))
+        datasets.load(name, str(data_dir), **options)
     assert str(error.value).endswith(".")
     return str(error.value)
 
 
-def read_labels(split: datasets.Split) -> np.ndarray:
-    examples = records.Reader(split.index).read(range(len(split)))
-    features = {"image/class/label": tf.io.FixedLenFeature([], tf.int64)}
-    return tf.io.parse_example(examples, features)["image/class/label"].numpy()
+def read(split: datasets.Split) -> list[tuple[bytes, int]]:
+    return [split.read(record) for record in range(len(split))]
 
 
 def test_needs_no_tensorflow():
@@ -62,8 +58,8 @@ def test_digits():
 
 def test_digits_are_split_by_class():
     digits = datasets.load("digits")
-    train = np.bincount(read_labels(digits.train))
-    validation = np.bincount(read_labels(digits.validation))
+    train = np.bincount([label for _, label in read(digits.train)])
+    validation = np.bincount([label for _, label in read(digits.validation)])
     # The classes of the whole set, as scikit-learn describes it.
     assert (train + validation).tolist() == [
         *(178, 182, 177, 183, 181),
@@ -99,10 +95,7 @@ def test_digits_are_small_and_clear(tool):
     """Under 1 MB; each decoded image is nearest to its own original, of all 1,797."""
     assert sum(file.stat().st_size for file in DIGITS.iterdir()) < 700_000
     digits = tool.load_digits()
-    split = datasets.load("digits").validation
-    examples = records.Reader(split.index).read(range(len(split)))
-    features = {"image/encoded": tf.io.FixedLenFeature([], tf.string)}
-    encoded = tf.io.parse_example(examples, features)["image/encoded"]
+    encoded = [image for image, _ in read(datasets.load("digits").validation)]
     originals = np.flatnonzero(tool.is_validation(digits.target))
     for image, original in zip(encoded, originals, strict=True):
         pixels = tf.cast(tf.io.decode_jpeg(image), tf.float32)  # [16, 16, 1]
@@ -111,13 +104,23 @@ def test_digits_are_small_and_clear(tool):
         assert np.argmin(distances) == original
 
 
+def test_digits_leave_the_package_alone(tmp_path, monkeypatch):
+    """It may be read-only: nothing is stored, in no place."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    before = sorted(os.listdir(DIGITS))
+    datasets.load("digits")
+    assert sorted(os.listdir(DIGITS)) == before and len(before) == 7
+    assert not (tmp_path / "home").exists()
+
+
 def test_digits_take_no_folder(tmp_path):
     assert "--data_dir" in refused("digits", tmp_path)
 
 
 def test_unknown_name():
     message = refused("cifar")
-    assert "digits, imagenet, tfrecord" in message and "'cifar'" in message
+    assert "digits, imagenet, tfrecord, folder, tfds:NAME" in message
+    assert "'cifar'" in message
 
 
 def test_tfrecord_folder(tmp_path):
@@ -197,7 +200,7 @@ def test_two_sets_of_shards(tmp_path):
 
 def test_shard_beyond_the_total(tmp_path):
     folder(tmp_path)
-    (tmp_path / "train-00002-of-00002").write_bytes(RECORD)
+    (tmp_path / "train-00002-of-00002").touch()
     assert "found train-00002-of-00002" in refused("tfrecord", tmp_path)
 
 
@@ -206,10 +209,184 @@ def test_no_records(tmp_path):
     assert "the train shards hold no record" in refused("tfrecord", tmp_path)
 
 
-def test_broken_shard_is_named(tmp_path):
+def test_a_shard_that_is_something_else_is_named(tmp_path):
     folder(tmp_path)
-    (tmp_path / "train-00001-of-00002").write_bytes(RECORD[:-1])
-    assert "train-00001-of-00002: the header at byte 0" in refused("tfrecord", tmp_path)
+    (tmp_path / "train-00001-of-00002").write_bytes(b"\xff\xd8\xff\xe0 a JPEG" * 9)
+    message = refused("tfrecord", tmp_path)
+    assert "train-00001-of-00002: must be an uncompressed TFRecord file" in message
+
+
+@pytest.mark.parametrize("shards_of_train, validation", [(3, 1), (1, 2)])
+def test_any_number_of_shards(tmp_path, shards_of_train, validation):
+    """D1."""
+    folder(tmp_path, train=shards_of_train, validation=validation, records_each=4)
+    data = datasets.load("tfrecord", str(tmp_path))
+    assert data.train.part_sizes.tolist() == [4] * shards_of_train
+    assert data.train.part_sizes.dtype == np.int64
+    expected = [(b"image %d" % i, i % 2) for i in range(4 * shards_of_train)]
+    assert read(data.train) == expected
+    assert len(data.validation) == 4 * validation
+
+
+@pytest.mark.parametrize("files", [4, 8, 16])
+def test_the_same_records_in_other_files_are_the_same_sequence(tmp_path, files):
+    """D3."""
+    write_shards(tmp_path, "train", files, 50)
+    folder(tmp_path, train=0)
+    train = datasets.load("tfrecord", str(tmp_path)).train
+    assert read(train) == [(b"image %d" % i, i % 2) for i in range(50)]
+    assert len(train.files) == files and train.part_sizes.sum() == 50
+
+
+def test_places_are_named(tmp_path):
+    train = datasets.load("tfrecord", str(folder(tmp_path))).train
+    path = tmp_path / "train-00001-of-00002"
+    place = int(records.index_files([str(path)]).offset[2])
+    assert train.where(5) == f"{path}, record 2 of the file at byte {place}"
+    assert train.bytes == sum(
+        file.stat().st_size for file in tmp_path.glob("train-*")
+    ) - (6 * 16)
+    train.will_read(5)
+
+
+@pytest.mark.parametrize("features", shards.FEATURES)
+def test_names_of_features_are_found(tmp_path, features):
+    """Those of the Model Garden and those of TFDS, each split for itself."""
+    folder(tmp_path, features=features)
+    data = datasets.load("tfrecord", str(tmp_path))
+    assert data.train.features == data.validation.features == features
+    assert data.train.read(1) == (b"image 1", 1)
+
+
+def test_names_of_features_are_found_behind_a_broken_record(tmp_path):
+    folder(tmp_path, features=shards.FEATURES[1])
+    path = tmp_path / "train-00000-of-00002"
+    path.write_bytes(b"\0" + path.read_bytes()[1:])
+    train = datasets.load("tfrecord", str(tmp_path)).train
+    assert train.features == shards.FEATURES[1]
+    with pytest.raises(records.BadRecord, match="header"):
+        train.read(0)
+    assert train.read(1) == (b"image 1", 1)
+
+
+def test_other_features_are_named(tmp_path):
+    folder(tmp_path, features=("image/encoded", "y"))
+    message = refused("tfrecord", tmp_path)
+    assert "train-00000-of-00002, record 0 of the file" in message
+    assert "image/class/label, or image and label; found image/encoded, y" in message
+
+
+def test_records_that_are_no_examples(tmp_path):
+    folder(tmp_path)
+    path = tmp_path / "train-00000-of-00002"
+    path.write_bytes(records.framed(b"\xff\xd8\xff") * 20)
+    message = refused("tfrecord", tmp_path)
+    assert "record 15 of the file" in message and "tf.train.Example" in message
+
+
+def test_a_record_without_an_image_is_bad(tmp_path):
+    folder(tmp_path)
+    with open(tmp_path / "train-00001-of-00002", "ab") as file:
+        file.write(records.framed(b""))
+    train = datasets.load("tfrecord", str(tmp_path)).train
+    with pytest.raises(records.BadRecord, match="image/encoded is not in the Example"):
+        train.read(6)
+
+
+def damaged(path, damage: str):
+    """One record of the train split's second shard becomes bad."""
+    folder(path)
+    shard = path / "train-00001-of-00002"
+    offset = int(records.index_files([str(shard)]).offset[-1])
+    data = bytearray(shard.read_bytes())
+    if damage == "cut":
+        data = data[:-10]
+    else:
+        place = {"length": -12, "length CRC": -4, "data": 20, "data CRC": None}[damage]
+        data[len(data) - 1 if place is None else offset + place] ^= 16
+    shard.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", ["length", "length CRC", "data", "data CRC", "cut"])
+def test_a_broken_record_is_left_to_the_run(tmp_path, damage):
+    """D6: the others keep their numbers, and a second start finds the same."""
+    damaged(tmp_path, damage)
+    for _ in range(2):
+        data = datasets.load("tfrecord", str(tmp_path))
+        assert len(data.train) == 6
+        with pytest.raises(records.BadRecord):
+            data.train.read(5)
+        good = [data.train.read(record) for record in range(5)]
+        assert good == [(b"image %d" % i, i % 2) for i in range(5)]
+        assert data.train.bytes > 0
+
+
+def test_checksums_are_not_compared_when_not_asked_for(tmp_path):
+    damaged(tmp_path, "data CRC")
+    train = datasets.load("tfrecord", str(tmp_path), verify=False).train
+    assert train.read(5) == (b"image 5", 1)
+
+
+def test_the_base_of_the_labels_is_declared(tmp_path):
+    """D7: labels 1 ... 1000."""
+    names = "".join(f"class {i}\n" for i in range(1000))
+    folder(tmp_path, labels=names, records_each=600, label=lambda i: i % 1000 + 1)
+    for _ in range(2):  # the second time from the stored sample
+        message = refused("tfrecord", tmp_path)
+        assert "train-00001-of-00002, record 399 of the file" in message
+        assert "from 0 to 999" in message and "is 1000," in message
+        assert "set --label_offset=1, which fits" in message
+    data = datasets.load("tfrecord", str(tmp_path), label_offset=1)
+    assert data.train.read(0)[1] == 1  # as stored
+    assert "set --label_offset=1," in refused("tfrecord", tmp_path, label_offset=2)
+
+
+def test_labels_of_the_validation_split_are_checked_too(tmp_path):
+    """D7."""
+    folder(tmp_path, train=0, label=lambda i: i)
+    write_shards(tmp_path, "train", 1, 4)
+    message = refused("tfrecord", tmp_path)
+    assert "validation-00000-of-00001, record 2 of the file" in message
+    assert "there must be more classes" in message
+
+
+def test_the_base_of_the_digits():
+    """D7."""
+    message = refused("digits", label_offset=1)
+    assert "set --label_offset=0, which fits" in message
+
+
+def test_stored_labels_are_not_read_again(tmp_path, monkeypatch):
+    data_dir = str(folder(tmp_path))
+    datasets.load("tfrecord", data_dir)
+    monkeypatch.setattr(label_sample, "take", None)
+    monkeypatch.setattr(records, "index_each", None)
+    assert len(datasets.load("tfrecord", data_dir).train) == 6
+
+
+@pytest.mark.parametrize("name", ["imagenet", "tfrecord"])
+@pytest.mark.parametrize(
+    "there, dataset",
+    [
+        ("imagenet2012-train.tfrecord-00000-of-01024", "tfds:imagenet2012"),
+        ("imagenet2012/5.1.0/x", "tfds:imagenet2012"),
+        ("mnist-train.tfrecord-00000-of-00001", "tfds:mnist"),
+        ("train/cat/1.jpg", "folder"),
+    ],
+)
+def test_a_folder_for_another_dataset(tmp_path, name, there, dataset):
+    """D9."""
+    (tmp_path / there).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / there).touch()
+    message = refused(name, tmp_path)
+    assert "expected the train shards" in message
+    assert f"use --dataset={dataset}" in message
+
+
+def test_archives_are_to_be_prepared(tmp_path):
+    """D9."""
+    (tmp_path / "ILSVRC2012_img_train.tar").touch()
+    assert "tools/prepare_imagenet.py" in refused("imagenet", tmp_path)
 
 
 def test_labels_are_required(tmp_path):
@@ -244,11 +421,14 @@ def test_imagenet_has_exactly_its_records(tmp_path, monkeypatch, split, change):
     counts = {"train": 1_281_167, "validation": 50_000}
     counts[split] += change
 
-    def index_files(files):
-        offset = np.zeros(counts[pathlib.Path(files[0]).name.split("-")[0]], np.int64)
-        return records.Index(tuple(files), np.zeros_like(offset), offset, offset)
+    def load(name, folder, files, **options):
+        offset = np.zeros(counts[name], np.int64)
+        index = records.Index(tuple(files), np.zeros_like(offset), offset, offset)
+        zero = np.zeros(1, np.int64)
+        sample = label_sample.LabelSample(shards.FEATURES[0], zero, zero)
+        return shards.ShardSplit(name, index), sample
 
-    monkeypatch.setattr(records, "index_files", index_files)
+    monkeypatch.setattr(shards, "load", load)
     folder(tmp_path, labels=None)
     if change:
         assert f"{counts[split]:,} {split}" in refused("imagenet", tmp_path)

@@ -112,6 +112,7 @@ def test_every_setting_that_changes_the_mathematics_is_compared():
         ({"warmup_epochs": 0.0}, "warmup"),
         ({"warmup_epochs": 4.0}, "warmup"),
         ({"model": "resnet152"}, "model"),
+        ({"shuffle": "streaming"}, "order of the images"),
     ],
 )
 def test_one_setting(changes, item):
@@ -152,6 +153,8 @@ def test_the_reference_batch_decides_on_the_warmup():
 
 def test_what_the_paper_leaves_open_is_no_deviation():
     assert names(reduction="exact", seed=7, label_offset=1, intra_op_threads=2) == []
+    assert names(resize="bicubic", dct="exact", verify_records=False) == []
+    assert names(max_bad_records=0, cache="memory", input_threads=3, prefetch=1) == []
     assert names(allreduce="ring", bucket_mb=0.0, devices=8, data_dir="elsewhere") == []
 
 

@@ -4,7 +4,10 @@ import pytest
 from doctor_run import IMAGENET, goyal_8k
 from doctor_run import facts as facts_of_goyal_8k
 
-from tf_goyal import cluster, doctor_facts
+from tf_goyal import cluster, doctor_facts, records
+from tf_goyal.datasets import Dataset
+from tf_goyal.image_folder import FolderSplit
+from tf_goyal.shards import ShardSplit
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +91,11 @@ def test_buckets_of_goyal_8k(facts):
     """Each bucket of 8 MB closes with the tensor that fills it, the head first."""
     messages = facts["messages"]
     assert messages["dtype"] == "float32"
-    # Loss, error, faults and stop; running statistics; gradients.
-    assert messages["bytes"] == 4 * (4 + 53_120 + 25_557_032)
+    # Loss, error, faults, stop and replaced; running statistics; gradients.
+    assert messages["bytes"] == 4 * (5 + 53_120 + 25_557_032)
     assert sum(messages["buckets"]) == messages["bytes"]
     assert all(size >= 2**23 for size in messages["buckets"][:-1])
-    first = 4 + 53_120 + 1000 + 2048 * 1000  # ... head bias, head kernel
+    first = 5 + 53_120 + 1000 + 2048 * 1000  # ... head bias, head kernel
     bn3, bn2, bn1 = 2 * 2048, 2 * 512, 2 * 512
     second = (bn3 + 512 * 2048) + (bn2 + 9 * 512 * 512)  # last block's conv3, conv2
     third = (bn1 + 2048 * 512) + (bn3 + 512 * 2048)  # its conv1, the next one's conv3
@@ -113,14 +116,14 @@ class Network:
 
 
 def test_exact_sums_are_twice_as_long():
-    """Order: four scalars, statistics, and gradients from the last to the first."""
-    elements = [1, 1, 1, 1, 7, 7, 5, 5, 90]
+    """Three scalars, two signals, statistics, gradients from the last to the first."""
+    elements = [1, 1, 1, 2, 7, 7, 5, 5, 90]
     fast = doctor_facts.message_sizes(goyal_8k(), Network)
     exact = doctor_facts.message_sizes(goyal_8k(reduction="exact"), Network)
     assert fast == [4 * count for count in elements]
     assert exact == [8 * count for count in elements]
     messages = doctor_facts.messages(goyal_8k(reduction="exact"), Network)
-    assert (messages["dtype"], messages["buckets"]) == ("int64", [8 * 118])
+    assert (messages["dtype"], messages["buckets"]) == ("int64", [8 * 119])
     # C3, bucket size 0: every tensor alone.
     alone = doctor_facts.messages(goyal_8k(bucket_mb=0.0), Network)
     assert alone["buckets"] == fast
@@ -165,7 +168,7 @@ def test_messages_are_those_of_the_step(monkeypatch, reduction):
         bucket_bytes=0,
     )
     images, labels = tf.zeros([1, 2, 4, 4, 3], tf.uint8), tf.zeros([1, 2], tf.int32)
-    train_step.get_concrete_function(images, labels, tf.constant(0.0))
+    train_step.get_concrete_function(images, labels, tf.zeros([2]))
     assert sent == doctor_facts.message_sizes(goyal_8k(reduction=reduction), model)
 
 
@@ -189,7 +192,7 @@ def test_memory_of_uneven_layouts():
     memory = doctor_facts.memory(settings, Network, Network, processes=3, devices=3)
     assert memory["input_per_step"] == 86 * 32 * (4 * 4 * 3 + 4)
     assert memory["gradients"] == 100 * 4
-    assert memory["buckets"] == 118 * 4
+    assert memory["buckets"] == 119 * 4
     memory = doctor_facts.memory(settings, Network, Network, processes=1, devices=1)
     assert memory["input_per_step"] == 256 * 32 * (4 * 4 * 3 + 4)
     assert memory["buckets"] == 0  # one device sends nothing
@@ -249,3 +252,29 @@ def test_room_for_checkpoints(tmp_path):
     assert found["needed_bytes"] == 4 * found["checkpoint_bytes"]
     assert found["free_bytes"] > 0
     assert storage(settings, tmp_path, 14_076)["already_done"]
+
+
+def test_data_of_an_index(tmp_path):
+    """Three shards of 2, 1 and 2 records; the header of one of 40 bytes is broken."""
+    datas = [bytes(10), bytes(40), bytes(20), bytes(30), bytes(30)]
+    paths = []
+    for shard, part in enumerate((datas[:2], datas[2:3], datas[3:])):
+        paths.append(tmp_path / f"train-{shard:05d}-of-00003")
+        paths[-1].write_bytes(b"".join(map(records.framed, part)))
+    spoiled = bytearray(paths[0].read_bytes())
+    spoiled[12 + 10 + 4] ^= 1
+    paths[0].write_bytes(spoiled)
+    train = ShardSplit("train", records.index_files(map(str, paths)))
+    folder = FolderSplit("validation", ["a", "b"], [0, 1], [["1.jpg"], []])
+    vars(folder)["bytes"] = 7  # its files are not there
+    found = doctor_facts.data(Dataset("tfrecord", train, folder, ("x", "y")))
+    assert found["splits"]["train"] == {
+        "folder": str(tmp_path),
+        "files": 3,
+        "images": 5,
+        "bytes": 90,
+        "images_per_file": {"smallest": 1, "median": 2, "largest": 2},
+        "record_bytes": {"smallest": 10, "median": 25, "largest": 30},
+    }
+    assert found["splits"]["validation"]["images_per_file"]["largest"] == 1
+    assert found["splits"]["validation"]["record_bytes"] is None

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_goyal import evaluation, step
 from tf_goyal.placement import Placement
+from tf_goyal.samples import InputError
 
 
 class Layout:
@@ -42,11 +43,12 @@ def as_logits():
     return keras.Model(images, keras.ops.cast(images[:, 0, :, 0], "float32"))
 
 
-def evaluate(logits, labels, valid, batch):
+def evaluate(logits, labels, valid, batch, broken=None):
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     placement = Placement(strategy, 0, 1)
     images = np.repeat(logits[:, None, :, None], 3, 3).astype(np.uint8)
-    return evaluation.evaluate(
+    broken = np.full(len(labels), -1) if broken is None else broken
+    result, left_out = evaluation.evaluate(
         step.eval_step(as_logits(), strategy),
         step.device_sum(strategy, placement),
         [
@@ -57,6 +59,7 @@ def evaluate(logits, labels, valid, batch):
                         images[i : i + batch],
                         labels[i : i + batch],
                         valid[i : i + batch],
+                        broken[i : i + batch],
                     ),
                 )
             )
@@ -64,6 +67,8 @@ def evaluate(logits, labels, valid, batch):
         ],
         placement,
     )
+    assert left_out == broken[broken >= 0].tolist()
+    return result
 
 
 def test_numbers_by_hand():
@@ -87,6 +92,19 @@ def test_constant_logits_are_not_right():
     labels = np.int32([0, 4, 5, 5])
     result = evaluate(np.zeros([4, 6]), labels, np.ones(4, bool), 4)
     assert (result.top1_error, result.top5_error) == (75.0, 50.0)
+
+
+def test_a_broken_record_does_not_count():
+    """D5: it is told, and the error is over the others."""
+    logits = np.array([[9, 1, 2, 3, 4, 5]] * 3)
+    labels, valid = np.int32([0, 0, 1]), np.array([True, False, True])
+    result = evaluate(logits, labels, valid, 3, broken=np.array([-1, 7, -1]))
+    assert (result.images, result.top1_error) == (2, 50.0)
+
+
+def test_nothing_to_count_is_an_error():
+    with pytest.raises(InputError, match="no image"):
+        evaluate(np.zeros([2, 6]), np.zeros(2, np.int32), np.zeros(2, bool), 2)
 
 
 def test_the_split_into_batches_does_not_show():

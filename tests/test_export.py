@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pictures
 import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from tf_goyal import build, checkpoint, datasets, export, records, run_log, trained
+from tf_goyal import augment, build, checkpoint, datasets, export, run_log, trained
 
 # Runs where neither this package nor Keras can be imported.
 SERVE = """
@@ -53,12 +54,8 @@ def exported(trained_run, python, tmp_path_factory):
 def validation():
     """All encoded images [297] and their labels [297]."""
     split = datasets.load("digits").validation
-    encoded, labels = [], []
-    for record in records.Reader(split.index).read(range(len(split))):
-        features = tf.train.Example.FromString(record).features.feature
-        encoded.append(features["image/encoded"].bytes_list.value[0])
-        labels.append(features["image/class/label"].int64_list.value[0])
-    return encoded, np.array(labels)
+    encoded, labels = zip(*map(split.read, range(len(split))), strict=True)
+    return list(encoded), np.array(labels)
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +229,23 @@ def test_random_images_stand_in_for_missing_data(exported, restored):
         export._data(gone, "/missing")
     encoded, images = export._check_images(settings, None)
     assert images.shape == (32, 16, 16, 3)
+    saved_model = exported[0] / "saved_model"
+    assert export.largest_difference(saved_model, model, encoded, images) <= 1e-6
+
+
+def test_odd_images_are_served_as_evaluation_takes_them(exported, restored):
+    """D5: PNG, CMYK, grey, EXIF-rotated and GIF, pixel for pixel the evaluation's."""
+    encoded = [
+        pictures.encode(pictures.pixels(30, 50), "PNG"),
+        pictures.cmyk(),
+        pictures.encode(pictures.pixels(40, 24)[..., 0]),
+        pictures.rotated(),
+        pictures.encode(pictures.pixels(33, 20), "GIF"),
+    ]
+    settings, model = restored[0].settings, restored[1]
+    images = tf.stack(
+        [augment.eval_image(one, **export._image_settings(settings)) for one in encoded]
+    )
     saved_model = exported[0] / "saved_model"
     assert export.largest_difference(saved_model, model, encoded, images) <= 1e-6
 

@@ -1,141 +1,74 @@
 import collections
+import os
 import pathlib
 import subprocess
 import sys
 
 import numpy as np
+import pictures
 import pytest
 import tensorflow as tf
 
-from tf_goyal import datasets, input_pipeline, records
+from tf_goyal import datasets, image_order, input_pipeline, records
+from tf_goyal.samples import InputError, Labels, Sampler
+from tf_goyal.shards import ShardSplit
 
 ROOT = pathlib.Path(datasets.__file__).parents[1]
 
 
-def make_split(folder, images: int, files: int, interleaved=False) -> datasets.Split:
+def make_split(folder, images: int, files: int, interleaved=False) -> ShardSplit:
     """Distinct 8x8 images labelled 0 ... images - 1, in that order over the files."""
-    folder.mkdir(exist_ok=True)
-    rng = np.random.default_rng(0)
-    examples = []
-    for label in range(images):
-        pixels = rng.integers(0, 256, (8, 8, 3), np.uint8)
-        encoded = tf.io.encode_jpeg(pixels).numpy()
-        features = {
-            "image/encoded": tf.train.Feature(
-                bytes_list=tf.train.BytesList(value=[encoded])
-            ),
-            "image/class/label": tf.train.Feature(
-                int64_list=tf.train.Int64List(value=[label])
-            ),
-        }
-        message = tf.train.Example(features=tf.train.Features(feature=features))
-        examples.append(message.SerializeToString())
-    paths = []
-    for number, chosen in enumerate(np.array_split(np.arange(images), files)):
-        if interleaved:
-            chosen = range(number, images, files)
-        paths.append(str(folder / f"train-{number:05d}-of-{files:05d}"))
-        with tf.io.TFRecordWriter(paths[-1]) as writer:
-            for i in chosen:
-                writer.write(examples[i])
-    return datasets.Split("train", records.index_files(paths))
+    encoded = [pictures.jpeg(8, 8, seed) for seed in range(images)]
+    paths = pictures.write_shards(folder, encoded, files)
+    if interleaved:
+        datas = [path.read_bytes() for path in paths]
+        for path in paths:
+            path.unlink()
+        order = np.concatenate([np.arange(f, images, files) for f in range(files)])
+        paths = pictures.write_shards(
+            folder, [encoded[i] for i in order], files, labels=order
+        )
+        assert [path.read_bytes() for path in paths] != datas
+    return ShardSplit("train", records.index_files(map(str, paths)))
 
 
-def train(split, n, workers, steps, k=None, **kwargs):
-    """Images [steps, m, n, 8, 8, 3] and labels [steps, m, n] as NumPy."""
+def batches(split, n, workers, steps, k=None, label_offset=0, classes=2**30, **kwargs):
+    """`TrainBatches` of images of 8x8 pixels."""
     steps = range(steps) if isinstance(steps, int) else steps
-    arguments = {
-        "seed": 0,
-        "global_batch": n * (k or len(workers)),
-        "worker_batch": n,
-        "workers": workers,
-        "first_step": steps.start,
-        "last_step": steps.stop,
-        "total_images": 2**62,
-        "image_size": 8,
-        "classes": 2**40,
-    }
-    dataset = input_pipeline.train_batches(split, **{**arguments, **kwargs})
-    elements = list(dataset.as_numpy_iterator())
-    assert len(elements) == len(steps)
-    return tuple(np.stack(parts) for parts in zip(*elements, strict=True))
+    order = kwargs.pop("order", None) or image_order.shuffled(
+        len(split), kwargs.get("seed", 0)
+    )
+    sampler = Sampler(
+        split,
+        order,
+        Labels(split, classes, label_offset),
+        seed=kwargs.get("seed", 0),
+        total_images=kwargs.get("total_images", 2**62),
+        min_crop_area=kwargs.get("min_crop_area", 0.08),
+        horizontal_flip=kwargs.get("horizontal_flip", True),
+    )
+    return input_pipeline.TrainBatches(
+        sampler,
+        global_batch=n * (k or len(workers)),
+        worker_batch=n,
+        workers=workers,
+        first_step=steps.start,
+        last_step=steps.stop,
+        image_size=kwargs.get("image_size", 8),
+        threads=kwargs.get("threads"),
+    )
 
 
-# --- the order of the records
-
-
-def orders(n, epochs, seed=0) -> np.ndarray:
-    """int64 [len(epochs), n]: the records of whole epochs."""
-    positions = np.concatenate([e * n + np.arange(n) for e in epochs])
-    return input_pipeline.records_at(positions, n, seed).reshape(-1, n)
-
-
-@pytest.mark.parametrize("n", [1, 2, 7, 1500, 65_536, 65_537])
-def test_every_epoch_is_a_permutation(n):
-    for order in orders(n, [0, 1, 255]):
-        assert np.array_equal(np.sort(order), np.arange(n))
-
-
-def test_positions_are_exact_beyond_float64():
-    n = 1500
-    last = (2**63 - 1) // n - 1
-    order, next_order = orders(n, [last - 1, last])
-    assert np.array_equal(np.sort(order), np.arange(n))
-    assert np.array_equal(np.sort(next_order), np.arange(n))
-    assert not np.array_equal(order, next_order)
-
-
-def test_order_is_fixed():
-    """Another order would make old checkpoints go on with other data."""
-    assert orders(7, [0, 1]).tolist() == [[0, 2, 1, 5, 4, 3, 6], [5, 3, 2, 4, 1, 0, 6]]
-    big = [0, 1, 1_281_166, 1_281_167]
-    assert input_pipeline.records_at(big, 1_281_167, 1).tolist() == [
-        293997,
-        912910,
-        527182,
-        1264405,
-    ]
-
-
-def test_seeds_and_epochs_differ_in_all_their_bits():
-    """`tf.random.experimental.index_shuffle` takes only 8 bits of each."""
-    seen = {orders(100, [0]).tobytes()}
-    for bit in range(0, 63, 7):
-        seen.add(orders(100, [0], seed=2**bit).tobytes())
-        seen.add(orders(100, [0], seed=-(2**bit)).tobytes())
-        if bit < 50:
-            seen.add(orders(100, [2**bit]).tobytes())
-    assert len(seen) == 1 + 9 + 9 + 8
-    assert len({order.tobytes() for order in orders(100, range(1000))}) == 1000
-
-
-@pytest.mark.parametrize("n, epochs", [(1500, 300), (65_537, 20)])
-def test_orders_are_uncorrelated(n, epochs):
-    """Within 5 standard deviations of independent uniform permutations."""
-    order = orders(n, range(epochs))
-    rank = (order - (n - 1) / 2) / np.sqrt((n**2 - 1) / 12)  # mean 0, variance 1
-    across = (rank[1:] * rank[:-1]).mean(axis=1)  # record ranks, epoch to epoch
-    along = (rank[:, 1:] * rank[:, :-1]).mean(axis=1)  # neighbours in one epoch
-    for correlation in (across, along):
-        assert abs(correlation.mean()) < 5 / np.sqrt(n * len(correlation))
-        assert np.abs(correlation).max() < 5 / np.sqrt(n)
-    # Fixed points, and records at the same place twice: Poisson of mean 1.
-    fixed, again = order == np.arange(n), order[1:] == order[:-1]
-    for same in (fixed, again):
-        assert abs(same.sum() - len(same)) < 5 * np.sqrt(len(same))
-
-
-def test_any_two_records_share_a_batch_equally_often():
-    n, batch, epochs = 600, 60, 300
-    together = np.zeros((n, n), np.float32)
-    for order in orders(n, range(epochs)):
-        member = np.zeros((n, n // batch), np.float32)
-        member[order, np.arange(n) // batch] = 1
-        together += member @ member.T
-    pairs = together[np.triu_indices(n, 1)]
-    chance = (batch - 1) / (n - 1)
-    assert pairs.mean() == pytest.approx(epochs * chance, rel=1e-5)
-    assert pairs.var() == pytest.approx(epochs * chance * (1 - chance), rel=0.02)
+def train(*args, with_replaced=False, **kwargs):
+    """Images [steps, m, n, 8, 8, 3] and labels [steps, m, n] as NumPy."""
+    elements = list(batches(*args, **kwargs))
+    steps = args[3]
+    assert len(elements) == (steps if isinstance(steps, int) else len(steps))
+    images, labels, replaced = (np.stack(parts) for parts in zip(*elements))
+    if with_replaced:
+        return images, labels, replaced
+    assert (replaced == -1).all()
+    return images, labels
 
 
 # --- training batches
@@ -176,7 +109,7 @@ def test_what_fills_the_last_step_up_is_marked(tmp_path, total):
     """Position total - 1 counts and total does not, whatever the label offset."""
     split = make_split(tmp_path, 5, 1)
     _, labels = train(split, 2, range(2), 3, total_images=total, label_offset=-3)
-    expected = input_pipeline.records_at(np.arange(12), 5, 0) + 3
+    expected = image_order.shuffled(5, 0).records_at(np.arange(12)) + 3
     expected[total:] = -1
     np.testing.assert_array_equal(labels.ravel(), expected)
 
@@ -224,7 +157,7 @@ def test_start_at_a_late_step_reads_nothing_before_it(tmp_path):
     split = make_split(tmp_path, 30, 2)
     _, labels = train(split, 2, range(2), range(2**40, 2**40 + 3))
     positions = 2**42 + np.arange(12)
-    expected = input_pipeline.records_at(positions, 30, 0)
+    expected = image_order.shuffled(30, 0).records_at(positions)
     np.testing.assert_array_equal(labels.ravel(), expected)
 
 
@@ -263,54 +196,178 @@ def test_crop_flip_and_label_offset_are_passed_on(tmp_path):
     np.testing.assert_array_equal(images.reshape(8, 8, 8, 3), plain.numpy()[order])
 
 
-def test_a_record_that_changed_is_named(tmp_path):
-    split = make_split(tmp_path, 4, 1)
-    pathlib.Path(split.files[0]).write_bytes(b"")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="train-00000-of-00001"):
-        train(split, 2, range(2), 1)
-
-
 @pytest.mark.parametrize(
     ("classes", "label_offset", "wrong"),
-    [(4, 0, None), (3, 0, "has 3"), (3, 1, "has 0"), (4, 1, "has 0")],
+    [(4, 0, None), (3, 0, "is 3:"), (3, 1, "is 0:"), (4, 1, "is 0:")],
 )
 def test_a_label_out_of_range_is_named(tmp_path, classes, label_offset, wrong):
     """D7: labels 0 to 3; in training and in evaluation."""
     split = make_split(tmp_path, 4, 2)
     sizes = {"classes": classes, "label_offset": label_offset}
-    arguments = {"image_size": 8, **sizes}
-    train_set = input_pipeline.train_batches(
-        split,
-        seed=0,
-        global_batch=4,
-        worker_batch=2,
-        workers=range(2),
-        first_step=0,
-        last_step=1,
-        total_images=4,
-        **arguments,
-    )
-    eval_set = input_pipeline.eval_batches(
-        split, batch=4, batches=[0], eval_resize=8, **arguments
-    )
-    for dataset in (train_set, eval_set):
-        named = input_pipeline.named_errors(dataset)
+    for dataset in (
+        batches(split, 2, range(2), 1, **sizes),
+        evaluate(split, 4, [0], **sizes),
+    ):
         if wrong is None:
-            assert len(list(named)) == 1
+            assert len(list(dataset)) == 1
             continue
-        with pytest.raises(input_pipeline.InputError, match=wrong) as caught:
-            list(named)
+        with pytest.raises(InputError, match=wrong) as caught:
+            list(dataset)
         assert "train-0000" in str(caught.value)
         assert "--label_offset" in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
+def test_threads_and_prefetch_do_not_matter(tmp_path):
+    split = make_split(tmp_path, 24, 2)
+    expected = train(split, 2, range(3), 8)
+    for count, prefetch in ((1, 1), (7, 3)):
+        threads = input_pipeline.Threads(count, prefetch)
+        other = train(split, 2, range(3), 8, threads=threads)
+        np.testing.assert_array_equal(other[0], expected[0])
+        np.testing.assert_array_equal(other[1], expected[1])
+
+
+def test_steps_made_ahead():
+    """Two, or one where a step takes more than 256 MB; what is asked for wins."""
+    threads, cores = input_pipeline.Threads(), input_pipeline.cores()
+    assert threads.count == cores == len(os.sched_getaffinity(0))
+    assert [threads.ahead(2**28 + more) for more in (-1, 0, 1)] == [2, 2, 1]
+    assert input_pipeline.Threads(prefetch=5).ahead(2**40) == 5
+
+
+def test_the_streaming_order_goes_through_the_same_pipeline(tmp_path):
+    """D4: any split of the workers over processes reads every record once."""
+    split = make_split(tmp_path, 24, 3)
+    order = image_order.streaming(split.part_sizes, 0, global_batch=8, worker_batch=2)
+    images, labels = train(split, 2, range(4), 6, order=order)
+    for epoch in labels.reshape(2, 24):
+        assert np.array_equal(np.sort(epoch), np.arange(24))
+    for workers in (range(1), range(1, 4)):
+        part = train(split, 2, workers, 6, k=4, order=order)
+        here = slice(workers.start, workers.stop)
+        np.testing.assert_array_equal(part[0], images[:, here])
+        np.testing.assert_array_equal(part[1], labels[:, here])
+
+
+# --- broken records
+
+KINDS = {
+    "truncated": pictures.truncated(8, 8),
+    "empty": b"",
+    "text": b"<html>not found</html>",
+    "undecodable": pictures.undecodable(),
+    "broken png": pictures.encode(pictures.pixels(8, 8), "PNG")[:60],
+}
+
+
+def with_broken(folder, images=12, shards=2, flipped=()):
+    """Records 2, 3, 5, 8 and 9 hold no image; `flipped` have a wrong byte as well."""
+    encoded = [pictures.jpeg(8, 8, seed) for seed in range(images)]
+    for record, image in zip((2, 3, 5, 8, 9), KINDS.values(), strict=True):
+        encoded[record] = image
+    split = pictures.split(folder, encoded, shards)
+    for record in flipped:
+        path = pathlib.Path(split.files[split.index.file[record]])
+        data = bytearray(path.read_bytes())
+        data[split.index.offset[record] + 40] ^= 1
+        path.write_bytes(data)
+    return split, {2, 3, 5, 8, 9, *flipped}
+
+
+def following(order, position, broken, images):
+    """The record for a position, by the rule, in plain Python."""
+    epoch, number = divmod(position, images)
+    while True:
+        (record,) = order.records_at([epoch * images + number % images])
+        if record not in broken:
+            return record
+        number += 1
+
+
+def test_broken_records_are_replaced_by_the_next_good_one(tmp_path):
+    """D5, D6: every kind; the number of steps and their sizes stay."""
+    split, broken = with_broken(tmp_path, flipped=[11])
+    images, labels, replaced = train(split, 2, range(3), 6, with_replaced=True)
+    order = image_order.shuffled(12, 0)
+    asked = order.records_at(np.arange(36))
+    expected = [following(order, p, broken, 12) for p in range(36)]
+    assert labels.ravel().tolist() == expected
+    meant = [record if record in broken else -1 for record in asked]
+    assert replaced.ravel().tolist() == meant
+    assert images.reshape(36, -1).any(axis=1).all()
+
+
+@pytest.mark.parametrize("workers", [range(1), range(1, 3), range(2, 3)])
+@pytest.mark.parametrize("first_step", [0, 1, 4])
+def test_replacements_do_not_depend_on_layout_or_restart(tmp_path, workers, first_step):
+    """D5, D6, D10: what a process has not seen itself changes nothing."""
+    split, _ = with_broken(tmp_path, flipped=[0])
+    whole = train(split, 2, range(3), 6, with_replaced=True)
+    part = train(split, 2, workers, range(first_step, 6), k=3, with_replaced=True)
+    for mine, everything in zip(part, whole, strict=True):
+        expected = everything[first_step:, workers.start : workers.stop]
+        np.testing.assert_array_equal(mine, expected)
+
+
+def test_a_replacement_is_cropped_as_itself(tmp_path):
+    """Random numbers follow the position: two copies of an image are cropped apart."""
+    encoded = [pictures.jpeg(64, 64, 1), pictures.jpeg(64, 64, 1), b""]
+    split = pictures.split(tmp_path, encoded)
+    images, _, replaced = train(split, 3, range(1), 20, with_replaced=True)
+    assert (replaced >= 0).sum() == 20
+    for step in images[:, 0]:
+        assert len({image.tobytes() for image in step}) == 3
+
+
+@pytest.mark.parametrize("cut", [1, 10])
+def test_a_file_that_is_cut_off_costs_its_last_record(tmp_path, cut):
+    """D6: 10 bytes cut off its end."""
+    split = make_split(tmp_path, 8, 2)
+    path = pathlib.Path(split.files[0])
+    path.write_bytes(path.read_bytes()[:-cut])
+    split = ShardSplit("train", records.index_files(split.files))
+    assert len(split) == 8
+    _, labels, replaced = train(split, 4, range(2), 1, with_replaced=True)
+    assert set(replaced.ravel()) == {-1, 3}
+    assert set(labels.ravel()) == set(range(8)) - {3}
+
+
+def test_storage_that_is_gone_ends_the_run(tmp_path):
+    split = make_split(tmp_path, 4, 1)
+    pathlib.Path(split.files[0]).unlink()
+    with pytest.raises(InputError, match="train-00000-of-00001.*is the storage there"):
+        list(batches(split, 2, range(2), 1))
+
+
+def test_faults_are_named(tmp_path):
+    split, broken = with_broken(tmp_path, flipped=[0])
+    reasons = {record: input_pipeline.fault(split, record) for record in range(12)}
+    assert {record for record, why in reasons.items() if why} == broken
+    for record, words in {
+        0: "checksum",
+        2: "cut off",
+        3: "empty",
+        5: "no JPEG, PNG, GIF or BMP",
+        8: "cannot be decoded",
+        9: "cannot be decoded",
+    }.items():
+        assert words in reasons[record]
+        assert "\n" not in reasons[record]
+
+
 # --- evaluation batches
 
 
-def evaluate(split, batch, batches, **kwargs):
-    arguments = {"image_size": 8, "eval_resize": 8, "classes": 2**40, **kwargs}
-    return input_pipeline.eval_batches(split, batch=batch, batches=batches, **arguments)
+def evaluate(split, batch, batches, label_offset=0, classes=2**30):
+    return input_pipeline.EvalBatches(
+        split,
+        Labels(split, classes, label_offset),
+        batch=batch,
+        batches=batches,
+        image_size=8,
+        eval_resize=8,
+    )
 
 
 @pytest.mark.parametrize("images", [7, 8, 9])
@@ -318,7 +375,9 @@ def test_every_image_counts_once(tmp_path, images):
     """One image less, as many as, and one more than two batches of 4."""
     split = make_split(tmp_path, images, 2)
     seen = []
-    for number, (pixels, labels, counts) in enumerate(evaluate(split, 4, range(4))):
+    for number, element in enumerate(evaluate(split, 4, range(4))):
+        pixels, labels, counts, broken = element
+        assert (broken.numpy() == -1).all()
         assert pixels.shape == (4, 8, 8, 3) and pixels.dtype == tf.uint8
         assert labels.shape == (4,) and labels.dtype == tf.int32
         assert counts.shape == (4,) and counts.dtype == tf.bool
@@ -336,14 +395,14 @@ def test_processes_share_the_batches(tmp_path):
     split = make_split(tmp_path, 50, 3)
     labels = []
     for process in range(2):
-        for _, label, counts in evaluate(split, 16, range(process, 4, 2)):
+        for _, label, counts, _ in evaluate(split, 16, range(process, 4, 2)):
             labels += label.numpy()[counts.numpy()].tolist()
     assert sorted(labels) == list(range(50))
 
 
 def test_batches_in_any_order(tmp_path):
     split = make_split(tmp_path, 5, 1)
-    labels = [label.numpy().tolist() for _, label, _ in evaluate(split, 2, [2, 0, 7])]
+    labels = [label.numpy().tolist() for _, label, *_ in evaluate(split, 2, [2, 0, 7])]
     assert labels == [[4, 0], [0, 1], [0, 0]]
     assert not list(evaluate(split, 2, []))
 
@@ -354,8 +413,25 @@ def test_evaluation_repeats_and_takes_the_label_offset_off(tmp_path):
     first, second = list(dataset), list(dataset)
     assert first[0][1].numpy().tolist() == [1, 2, 3, 4]
     assert first[1][1].numpy().tolist() == [5, 0, 0, 0]  # padding stays 0
-    for (a, _, _), (b, _, _) in zip(first, second, strict=True):
+    for (a, *_), (b, *_) in zip(first, second, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_broken_records_do_not_count(tmp_path):
+    """D5, D6: left out and told, whichever process reads them; and again."""
+    split, broken = with_broken(tmp_path, flipped=[0])
+    for numbers in (range(3), [1], [2, 0]):
+        dataset = evaluate(split, 5, numbers)
+        for _ in range(2):
+            seen, told = [], []
+            for pixels, labels, counts, left_out in dataset:
+                seen += labels.numpy()[counts.numpy()].tolist()
+                told += left_out.numpy()[left_out.numpy() >= 0].tolist()
+                assert not pixels.numpy()[~counts.numpy()].any()
+                assert not (counts.numpy() & (left_out.numpy() >= 0)).any()
+            here = {r for b in numbers for r in range(5 * b, min(5 * b + 5, 12))}
+            assert sorted(told) == sorted(here & broken)
+            assert sorted(seen) == sorted(here - broken)
 
 
 # --- memory
@@ -363,16 +439,20 @@ def test_evaluation_repeats_and_takes_the_label_offset_off(tmp_path):
 
 EPOCHS = """
 import os, resource
-from tf_goyal import datasets, input_pipeline
+from tf_goyal import datasets, image_order, input_pipeline
+from tf_goyal.samples import Labels, Sampler
 digits = datasets.load("digits")
+order = image_order.shuffled(1500, 0)
+labels = Labels(digits.train, 10, 0)
+sampler = Sampler(digits.train, order, labels, seed=0, total_images=7500,
+                  min_crop_area=0.08, horizontal_flip=True)
 for epoch in range(5):
-    train = input_pipeline.train_batches(
-        digits.train, seed=0, global_batch=60, worker_batch=30, workers=range(2),
-        first_step=25 * epoch, last_step=25 * epoch + 25, total_images=7500,
-        image_size=32, classes=10)
-    evaluation = input_pipeline.eval_batches(
-        digits.validation, batch=60, batches=range(5), image_size=32, eval_resize=32,
-        classes=10)
+    train = input_pipeline.TrainBatches(
+        sampler, global_batch=60, worker_batch=30, workers=range(2),
+        first_step=25 * epoch, last_step=25 * epoch + 25, image_size=32)
+    evaluation = input_pipeline.EvalBatches(
+        digits.validation, labels, batch=60, batches=range(5), image_size=32,
+        eval_resize=32)
     assert sum(1 for _ in train) == 25 and sum(1 for _ in evaluation) == 5
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(memory, len(os.listdir("/dev/fd")))

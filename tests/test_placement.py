@@ -46,8 +46,9 @@ def test_each_device_gets_its_workers():
     placement = Placement(strategy, 0, 8)
     parts = placement.split_workers(tf.range(8))
     assert [part.numpy().tolist() for part in parts] == [[0, 1], [2, 3, 4], [5, 6, 7]]
-    stops = placement.split_stop(True)
-    np.testing.assert_array_equal(np.stack(stops), [1.0, 1.0, 1.0])
+    signals = placement.split_signals(True, 5)
+    np.testing.assert_array_equal(np.stack(signals), [[1, 5], [1, 0], [1, 0]])
+    assert signals[0].dtype == tf.float32
 
 
 def test_the_second_process_counts_from_its_own_first_worker():

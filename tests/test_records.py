@@ -2,39 +2,58 @@ import concurrent.futures
 import os
 import struct
 
+import google_crc32c
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tf_goyal import records
 
-
-def framed(data: bytes) -> bytes:
-    """One TFRecord, its two checksums left zero."""
-    return struct.pack("<QI", len(data), 0) + data + bytes(4)
+DATAS = (b"abc", b"", b"defgh")  # at 12, 31, 47; the file ends at 56
 
 
 def write(path, *datas: bytes) -> str:
-    path.write_bytes(b"".join(framed(data) for data in datas))
+    path.write_bytes(b"".join(records.framed(data) for data in datas))
     return str(path)
 
 
+def read_all(path) -> list[bytes | str]:
+    """Each record's data, or why it is bad."""
+    index = records.index_files([str(path)])
+    reader = records.Reader(index)
+
+    def read(record: int) -> bytes | str:
+        try:
+            return reader.read(record)
+        except records.BadRecord as error:
+            return str(error)
+
+    return [read(record) for record in range(len(index))]
+
+
+def test_checksum_by_hand():
+    """The CRC32C of "123456789" is E3069283 (RFC 3720); masked by hand."""
+    assert google_crc32c.value(b"123456789") == 0xE3069283
+    rotated = (0xE3069283 >> 15) | (0xE3069283 << 17) & 0xFFFFFFFF
+    assert records.masked_crc(b"123456789") == (rotated + 0xA282EAD8) % 2**32
+
+
 def test_index_of_one_file_by_hand(tmp_path):
-    offsets, lengths = records.index_file(write(tmp_path / "a", b"abc", b"", b"defgh"))
+    offsets, lengths = records.index_file(write(tmp_path / "a", *DATAS))
     # 12 | 16 + 3 + 12 | 16 + 3 + 16 + 12
     assert offsets.tolist() == [12, 31, 47]
     assert lengths.tolist() == [3, 0, 5]
     assert offsets.dtype == lengths.dtype == np.int64
 
 
-def test_index_reads_what_tensorflow_wrote(tmp_path):
-    path = str(tmp_path / "a")
+def test_reads_what_tensorflow_wrote_and_writes_the_same(tmp_path):
+    path = tmp_path / "a"
     datas = [os.urandom(size) for size in (0, 1, 11, 12, 13, 70_000)]
-    with tf.io.TFRecordWriter(path) as writer:
+    with tf.io.TFRecordWriter(str(path)) as writer:
         for data in datas:
             writer.write(data)
-    index = records.index_files([path])
-    assert records.Reader(index).read(range(len(datas))) == datas
+    assert read_all(path) == datas
+    assert path.read_bytes() == b"".join(map(records.framed, datas))
 
 
 def test_numbers_follow_sorted_names_whatever_the_order_given(tmp_path):
@@ -46,7 +65,21 @@ def test_numbers_follow_sorted_names_whatever_the_order_given(tmp_path):
     assert len(index) == 4
     assert index.file.tolist() == [0, 0, 2, 2]
     assert index.file.dtype == np.int32
-    assert records.Reader(index).read([3, 0, 2, 0]) == [b"3", b"0", b"2", b"0"]
+    reader = records.Reader(index)
+    assert [reader.read(record) for record in (3, 0, 2, 0)] == [b"3", b"0", b"2", b"0"]
+    assert index.where(3) == f"{b}, record 1 of the file at byte 29"
+
+
+@pytest.mark.parametrize("files", [4, 8, 16])
+def test_the_same_records_in_other_files_are_the_same_sequence(tmp_path, files):
+    """D3."""
+    datas = [b"%d" % number for number in range(50)]
+    paths = [
+        write(tmp_path / f"{i:05d}", *datas[i * 50 // files : (i + 1) * 50 // files])
+        for i in range(files)
+    ]
+    reader = records.Reader(records.index_files(paths))
+    assert [reader.read(record) for record in range(50)] == datas
 
 
 def test_no_files_and_empty_files_hold_no_records(tmp_path):
@@ -54,33 +87,102 @@ def test_no_files_and_empty_files_hold_no_records(tmp_path):
     assert len(records.index_files([write(tmp_path / "a")])) == 0
 
 
+def test_every_byte_flipped(tmp_path):
+    """D6: one record is bad, never another one, wherever the byte is."""
+    good = open(write(tmp_path / "good", *DATAS), "rb").read()
+    path = tmp_path / "bad"
+    ends = [19, 35, 56]
+    for at in range(len(good)):
+        record = next(record for record, end in enumerate(ends) if at < end)
+        for flip in (0x01, 0x80, 0xFF):
+            path.write_bytes(good[:at] + bytes([good[at] ^ flip]) + good[at + 1 :])
+            found = read_all(path)
+            assert len(found) == 3, at
+            assert isinstance(found[record], str), at
+            others = [data for i, data in enumerate(found) if i != record]
+            assert others == [data for i, data in enumerate(DATAS) if i != record], at
+
+
 @pytest.mark.parametrize(
-    "cut, offset, record",
-    [(1, 19, 1), (4, 19, 1), (5, 19, 1), (9, 19, 1), (10, 19, 1), (20, 19, 1)],
+    "at, reason",
+    [
+        (19, "the header's checksum does not fit its length"),  # the length
+        (30, "the header's checksum does not fit its length"),  # its CRC
+        (13, "the data do not fit their checksum"),  # the data
+        (15, "the data do not fit their checksum"),  # their CRC
+    ],
 )
-def test_a_cut_file_is_refused_with_file_and_offset(tmp_path, cut, offset, record):
-    # Two records of 19 and 21 bytes: every cut inside the second one.
+def test_reasons(tmp_path, at, reason):
+    """D6: a flipped byte in a header, in data, in a CRC."""
+    path = tmp_path / "a"
+    data = bytearray(open(write(path, *DATAS), "rb").read())
+    data[at] ^= 4
+    path.write_bytes(data)
+    assert reason in read_all(path)
+
+
+def test_checksums_of_data_are_not_compared_when_not_asked_for(tmp_path):
+    path = tmp_path / "a"
+    data = bytearray(open(write(path, *DATAS), "rb").read())
+    data[13] ^= 4
+    path.write_bytes(data)
+    reader = records.Reader(records.index_files([str(path)]), verify=False)
+    assert reader.read(0) == b"afc"
+
+
+@pytest.mark.parametrize("cut", [*range(1, 9), 10, 20])
+def test_a_cut_file(tmp_path, cut):
+    """D6: every cut inside the last record (21 bytes) costs that record alone."""
     path = tmp_path / "cut"
-    path.write_bytes((framed(b"abc") + framed(b"defgh"))[:-cut])
-    with pytest.raises(ValueError, match=rf"cut: .*record {record}|cut: .*{record}\)"):
-        records.index_file(str(path))
-    with pytest.raises(ValueError, match=f"byte {offset} "):
-        records.index_file(str(path))
+    path.write_bytes((records.framed(b"abc") + records.framed(b"defgh"))[:-cut])
+    first, last = read_all(path)
+    assert first == b"abc"
+    if cut < 10:
+        assert last == f"the file ends {cut} bytes before the record does"
+    elif cut == 20:  # in the header
+        assert last == "the header's checksum does not fit its length"
 
 
 def test_a_file_cut_between_records_has_fewer_records(tmp_path):
     path = tmp_path / "cut"
-    path.write_bytes((framed(b"abc") + framed(b"defgh"))[:-21])
-    assert records.index_file(str(path))[0].tolist() == [12]
+    path.write_bytes((records.framed(b"abc") + records.framed(b"defgh"))[:-21])
+    assert read_all(path) == [b"abc"]
+
+
+@pytest.mark.parametrize("power", [33, 40, 61, 62, 63])
+def test_a_length_beyond_everything(tmp_path, power):
+    """A valid header can announce what no memory holds."""
+    length = struct.pack("<Q", 2**power)
+    header = length + struct.pack("<I", records.masked_crc(length))
+    (tmp_path / "a").write_bytes(records.framed(b"abc") + header + b"data")
+    first, last = read_all(tmp_path / "a")
+    assert first == b"abc" and isinstance(last, str)
+
+
+def test_resync_over_more_than_one_chunk(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "_CHUNK", 64)
+    path = tmp_path / "a"
+    data = bytearray(open(write(path, b"x" * 500, b"y" * 500, b"z"), "rb").read())
+    data[0] ^= 1
+    path.write_bytes(data)
+    assert read_all(path)[1:] == [b"y" * 500, b"z"]
 
 
 @pytest.mark.parametrize(
-    "content", [b"\xff\xd8\xff\xe0" + bytes(range(60)), b"\x1f\x8b" * 30, b"\xff" * 12]
+    "content", [b"\xff\xd8\xff\xe0" + bytes(range(60)), b"\xff" * 12, b"x"]
 )
 def test_other_content_is_refused(tmp_path, content):
     path = tmp_path / "photo.jpeg"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"photo\.jpeg: the header at byte 0"):
+    with pytest.raises(ValueError, match=r"photo\.jpeg: must be an uncompressed TFR"):
+        records.index_file(str(path))
+
+
+def test_gzip_is_named(tmp_path):
+    path = tmp_path / "a"
+    with tf.io.TFRecordWriter(str(path), "GZIP") as writer:
+        writer.write(b"abc" * 50)
+    with pytest.raises(ValueError, match="gzip -d"):
         records.index_file(str(path))
 
 
@@ -92,25 +194,27 @@ def test_a_missing_file_is_a_value_error(tmp_path):
 @pytest.mark.parametrize("record", [-1, 2])
 def test_a_record_out_of_range_is_refused(tmp_path, record):
     reader = records.Reader(records.index_files([write(tmp_path / "a", b"0", b"1")]))
-    assert reader.read([0, 1]) == [b"0", b"1"]
-    with pytest.raises(ValueError, match=f"from 0 to 1; received {record}"):
-        reader.read([record])
+    assert [reader.read(0), reader.read(1)] == [b"0", b"1"]
+    with pytest.raises(IndexError, match=f"from 0 to 1; received {record}"):
+        reader.read(record)
 
 
-def test_a_file_changed_after_indexing_is_named(tmp_path):
+def test_a_file_changed_after_indexing(tmp_path):
     path = write(tmp_path / "a", b"0", b"12345")
     reader = records.Reader(records.index_files([path]))
     os.truncate(path, os.path.getsize(path) - 6)
-    with pytest.raises(ValueError, match="a: record 1 at byte 29 has 5 bytes, but 3"):
-        reader.read([0, 1])
+    assert reader.read(0) == b"0"
+    with pytest.raises(records.BadRecord, match="ends 6 bytes before"):
+        reader.read(1)
 
 
-def test_a_file_removed_after_indexing_is_named(tmp_path):
+def test_a_file_removed_after_indexing(tmp_path):
     path = write(tmp_path / "a", b"0")
     reader = records.Reader(records.index_files([path]))
     os.remove(path)
-    with pytest.raises(ValueError, match=r"a: record 0 .* No such file"):
-        reader.read([0])
+    reader.will_read(0)
+    with pytest.raises(records.BadRecord, match="No such file"):
+        reader.read(0)
 
 
 @pytest.mark.parametrize("most_open", [0, 1, 256])
@@ -119,10 +223,11 @@ def test_many_threads_read_through_few_open_files(tmp_path, most_open):
     reader = records.Reader(records.index_files(files))
     reader._most_open = most_open
     before = len(os.listdir("/dev/fd"))
-    order = np.random.default_rng(0).integers(0, 10, (40, 50))
+    order = np.random.default_rng(0).integers(0, 10, 2000).tolist()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        for numbers, datas in zip(order, pool.map(reader.read, order), strict=True):
-            assert datas == [b"%d" % number * 50 for number in numbers]
+        for number, data in zip(order, pool.map(reader.read, order), strict=True):
+            assert data == b"%d" % number * 50
+            reader.will_read(number)
     assert len(os.listdir("/dev/fd")) - before == min(most_open, 10)
     del reader
     assert len(os.listdir("/dev/fd")) == before

@@ -5,16 +5,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_goyal import cluster as clusters
-from tf_goyal import evaluation, input_pipeline, resnet, step
+from tf_goyal import evaluation, image_order, input_pipeline, resnet, step
+from tf_goyal.broken_records import BrokenRecords
 from tf_goyal.cadence import Cadence
 from tf_goyal.cluster import Cluster
 from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
+from tf_goyal.image_order import ImageOrder
 from tf_goyal.placement import Placement
 from tf_goyal.run_log import RunLog
+from tf_goyal.samples import Labels, Sampler
 from tf_goyal.schedule import GoyalSchedule
 from tf_goyal.sgd import SGD
 from tf_goyal.trainer import Trainer
@@ -86,6 +90,42 @@ def cadence(config: Config, train_images: int) -> Cadence:
     )
 
 
+def order(config: Config, part_sizes: np.ndarray) -> ImageOrder:
+    """The order of the training records.
+
+    Args:
+      config: of the run.
+      part_sizes: of the training split.
+    """
+    if config.shuffle == "streaming":
+        return image_order.streaming(
+            part_sizes,
+            config.seed,
+            global_batch=config.global_batch,
+            worker_batch=config.worker_batch,
+        )
+    return image_order.shuffled(int(np.sum(part_sizes)), config.seed)
+
+
+def sampler(config: Config, dataset: Dataset) -> Sampler:
+    """The training images of a run, by position."""
+    split = dataset.train
+    return Sampler(
+        split,
+        order(config, split.part_sizes),
+        Labels(split, dataset.num_classes, config.label_offset),
+        seed=config.seed,
+        total_images=config.total_images(len(split)),
+        min_crop_area=config.min_crop_area,
+        horizontal_flip=config.horizontal_flip,
+    )
+
+
+def threads(config: Config) -> input_pipeline.Threads:
+    """How the input uses this machine."""
+    return input_pipeline.Threads(config.input_threads, config.prefetch)
+
+
 def evaluator(
     config: Config,
     dataset: Dataset,
@@ -93,28 +133,40 @@ def evaluator(
     strategy: tf.distribute.Strategy,
     placement: Placement,
 ):
-    """() -> `evaluation.Evaluation` of the model's present weights."""
+    """() -> `evaluation.evaluate`'s, of the model's present weights."""
     split, batch = dataset.validation, config.worker_batch
     eval_step = step.eval_step(model, strategy)
     device_sum = step.device_sum(strategy, placement)
     rounds = evaluation.batches_of(len(split), batch, placement)
-    batches = input_pipeline.eval_batches(
+    batches = input_pipeline.EvalBatches(
         split,
+        Labels(split, dataset.num_classes, config.label_offset),
         batch=batch,
         batches=[b for devices in rounds for b in devices],
         image_size=config.image_size,
         eval_resize=config.eval_shorter_side,
-        label_offset=config.label_offset,
-        classes=dataset.num_classes,
+        resize=config.resize,
+        dct=config.dct,
+        threads=threads(config),
     )
-    batches = input_pipeline.named_errors(batches)
     return lambda: evaluation.evaluate(eval_step, device_sum, batches, placement)
 
 
 def trainer(
-    config: Config, cluster: Cluster, dataset: Dataset, metadata: dict[str, Any]
+    config: Config,
+    cluster: Cluster,
+    dataset: Dataset,
+    metadata: dict[str, Any],
+    broken_records: dict[str, list[int]] | None = None,
 ) -> Trainer:
     """Everything that trains, on this process' part of the cluster.
+
+    Args:
+      config: of the run.
+      cluster: that this process belongs to.
+      dataset: the run's.
+      metadata: to store with every checkpoint.
+      broken_records: known from the checkpoint that the run goes on from.
 
     Raises:
       ValueError: the devices that TensorFlow found do not fit the configuration.
@@ -132,23 +184,29 @@ def trainer(
     everything = config.bn_statistics == "global"
     run = cadence(config, train_images)
 
+    images = sampler(config, dataset)
+
     def batches(first_step: int) -> Iterator[Any]:
-        batches = input_pipeline.train_batches(
-            dataset.train,
-            seed=config.seed,
+        batches = input_pipeline.TrainBatches(
+            images,
             global_batch=config.global_batch,
             worker_batch=config.worker_batch,
             workers=placement.workers,
             first_step=first_step,
             last_step=run.total_steps,
-            total_images=run.total_images,
             image_size=config.image_size,
-            min_crop_area=config.min_crop_area,
-            horizontal_flip=config.horizontal_flip,
-            label_offset=config.label_offset,
-            classes=dataset.num_classes,
+            resize=config.resize,
+            dct=config.dct,
+            threads=threads(config),
         )
-        return iter(input_pipeline.named_errors(batches))
+        return iter(batches)
+
+    def describe_broken(split: str, record: int) -> tuple[str, str]:
+        records = getattr(dataset, split)
+        why = input_pipeline.fault(records, record, config.dct)
+        return records.where(record), why or "it is broken at another process"
+
+    device_sum = step.device_sum(strategy, placement)
 
     is_first = cluster.rank == 0
     if is_first:
@@ -171,7 +229,12 @@ def trainer(
         ),
         batches=batches,
         evaluate=evaluator(config, dataset, network, strategy, placement),
-        device_sum=step.device_sum(strategy, placement),
+        broken=BrokenRecords(
+            config.max_bad_records, device_sum, placement, broken_records
+        ),
+        describe_broken=describe_broken,
+        validation_images=len(dataset.validation),
+        device_sum=device_sum,
         log=RunLog(config.model_dir, writes=is_first),
         model_dir=config.model_dir,
         keep_checkpoints=config.keep_checkpoints,

@@ -34,6 +34,10 @@ _NOT_RECIPE = frozenset(
     {
         "model_dir",
         "data_dir",
+        "max_bad_records",
+        "cache",
+        "input_threads",
+        "prefetch",
         "epochs",  # how far a run goes changes none of its steps
         "steps",
         "allreduce",
@@ -77,14 +81,51 @@ class Config:
     dataset: str = _setting(
         "imagenet",
         "Data",
-        "Data set: digits (embedded), imagenet (TFDS or Model Garden TFRecords) or "
-        "tfrecord (any tf.train.Example files).",
-        choices=("digits", "imagenet", "tfrecord"),
+        "Data set: digits (embedded), imagenet (1000 classes, complete), tfrecord (any "
+        "set in shards of tf.train.Example), folder (a folder per class, in train/ and "
+        "validation/) or tfds:NAME (any image classification set that TFDS prepared).",
     )
     label_offset: int = _setting(
         0,
         "Data",
         "Number subtracted from each stored label: 1 where files count from 1.",
+    )
+    shuffle: str = _setting(
+        "global",
+        "Data",
+        "Order of each epoch: any record anywhere (global), or, for storage on which "
+        "far jumps are slow, every shard read nearly from front to end (streaming); "
+        "the latter needs shards that were shuffled when they were written.",
+        choices=("global", "streaming"),
+    )
+    verify_records: bool = _setting(
+        True, "Data", "Compare each TFRecord with its checksum when it is read."
+    )
+    max_bad_records: int = _setting(
+        100,
+        "Data",
+        "Records that may turn out broken. Each is named in the log; in training the "
+        "next good record of the epoch's order stands for it, in evaluation it does "
+        "not count. One more ends the run with exit code 3.",
+    )
+    cache: str = _setting(
+        "none",
+        "Data",
+        "Where records are kept once they are read: nowhere (none; the system's page "
+        "cache does well on local disks), or in each process (memory), for which all "
+        "of them must fit.",
+        choices=("none", "memory"),
+    )
+    input_threads: int = _setting(
+        0,
+        "Data",
+        "Threads that read and decode in each process; 0: as many as it has cores.",
+    )
+    prefetch: int = _setting(
+        0,
+        "Data",
+        "Steps whose images are made ahead; 0: two, or one where a step takes more "
+        "than 256 MB.",
     )
     image_size: int = _setting(
         224, "Data", "Side of the square images the model sees, in pixels."
@@ -103,6 +144,19 @@ class Config:
         "Data",
         "Shorter side in evaluation before the centre crop, in pixels; 0: "
         "round(image_size * 256 / 224).",
+    )
+    resize: str = _setting(
+        "bilinear",
+        "Data",
+        "Interpolation, without antialiasing, in training, evaluation and export.",
+        choices=("bilinear", "bicubic"),
+    )
+    dct: str = _setting(
+        "fast",
+        "Data",
+        "How JPEGs are decoded, in training, evaluation and export: libjpeg's fast "
+        "integer DCT (fast), or the accurate one (exact), which gives Pillow's pixels.",
+        choices=("fast", "exact"),
     )
     model: str = _setting(
         "resnet50",
@@ -441,7 +495,7 @@ def _check_values(config: Config) -> None:
     _require(
         bool(config.data_dir) or config.dataset == "digits",
         f"--data_dir is required with --dataset={config.dataset}: the folder of its "
-        "TFRecord files",
+        "files",
     )
     for name, least in (
         ("image_size", SMALLEST_IMAGE),
@@ -459,6 +513,9 @@ def _check_values(config: Config) -> None:
         ("bucket_mb", 0),
         ("devices", 0),
         ("intra_op_threads", 0),
+        ("max_bad_records", 0),
+        ("input_threads", 0),
+        ("prefetch", 0),
         ("label_offset", -(2**31)),
     ):
         value = getattr(config, name)
@@ -470,6 +527,9 @@ def _check_values(config: Config) -> None:
         ("steps", 2**40),
         ("epochs", 2**20),
         ("global_batch", 2**30),
+        ("max_bad_records", 2**40),
+        ("input_threads", 1024),
+        ("prefetch", 1024),
     ):
         value = getattr(config, name)
         _require(value <= most, f"--{name} must be at most {most}, got {value}")

@@ -1,54 +1,65 @@
-"""Where the records come from: the embedded digits, or a folder of TFRecord shards.
+"""Where the records come from: embedded, prepared shards, TFDS, or a folder per class.
 
-Each record is a `tf.train.Example` with `image/encoded` (bytes of a JPEG) and
-`image/class/label` (int64). No TensorFlow here: a wrong folder is refused before
-TensorFlow starts.
+No TensorFlow here: data that cannot be used are refused before TensorFlow starts.
 """
 
-import collections
 import dataclasses
-import functools
 import importlib.resources
 import os
-import re
+from typing import Protocol
 
-from tf_goyal import records
+import numpy as np
 
-DATASETS = ("digits", "imagenet", "tfrecord")
+from tf_goyal import (
+    image_folder,
+    label_sample,
+    manifest,
+    shard_folder,
+    shards,
+    tfds_folder,
+)
+
+DATASETS = ("digits", "imagenet", "tfrecord", "folder", "tfds:NAME")
 
 # §5.1: 1000 classes, about 1.28 million training and 50,000 validation images.
 _IMAGENET_CLASSES = 1000
 _IMAGENET_RECORDS = {"train": 1_281_167, "validation": 50_000}
 
 _SPLITS = ("train", "validation")
-_LABELS_FILE = "labels.txt"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Split:
-    """One split's records.
+class Split(Protocol):
+    """One split's records, numbered from 0; safe to read from several threads.
 
     Attributes:
       name: "train" or "validation".
-      index: where each record lies; record r of the split is record r of the index.
+      files: paths of the shards, or of the classes' folders.
+      part_sizes: int64 [files], records in each; the records lie in this order.
+      bytes: of all records.
     """
 
     name: str
-    index: records.Index
 
     @property
-    def files(self) -> tuple[str, ...]:
-        """Paths of the shards, sorted."""
-        return self.index.files
+    def files(self) -> tuple[str, ...]: ...
+    @property
+    def part_sizes(self) -> np.ndarray: ...
+    @property
+    def bytes(self) -> int: ...
 
-    @functools.cached_property
-    def reader(self) -> records.Reader:
-        """Reads the records; one for the process, so that files are opened once."""
-        return records.Reader(self.index)
+    def __len__(self) -> int: ...
 
-    def __len__(self) -> int:
-        """Number of images."""
-        return len(self.index)
+    def read(self, record: int) -> tuple[bytes, int]:
+        """Encoded image and stored label; raises `records.BadRecord`."""
+        ...
+
+    def will_read(self, record: int) -> None:
+        """Lets the system fetch a record meanwhile."""
+        ...
+
+    def where(self, record: int) -> str:
+        """A record's place, for people."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,7 +77,9 @@ class Dataset:
         return len(self.labels)
 
 
-def load(name: str, data_dir: str = "") -> Dataset:
+def load(
+    name: str, data_dir: str = "", *, verify: bool = True, label_offset: int = 0
+) -> Dataset:
     """Finds and numbers the records of a data set.
 
     Args:
@@ -75,16 +88,22 @@ def load(name: str, data_dir: str = "") -> Dataset:
         them, `train-00000-of-01024` and `validation-00000-of-00128`, and with
         `labels.txt`, line i + 1 of which names class i. For "imagenet" the counts
         must be ImageNet's (§5.1), and without `labels.txt` the classes are called
-        "0" ... "999".
-      data_dir: folder of the shards; empty for "digits".
+        "0" ... "999". "folder": `data_dir` has a folder per class in `train` and in
+        `validation`, `val` or `test`. "tfds:NAME[/CONFIG][:VERSION]": what TFDS
+        prepared under `data_dir`, evaluated on its validation split, or else its test
+        split.
+      data_dir: the folder; empty for "digits".
+      verify: whether to compare each record with its checksum.
+      label_offset: subtracted from the stored labels to get classes.
 
     Raises:
       ValueError: unknown name; folder, split, shards or labels missing; unreadable
-        files; other counts than ImageNet's.
+        files; other counts than there should be; labels that are no classes.
     """
-    if name not in DATASETS:
+    if name not in DATASETS[:-1] and not name.startswith("tfds:"):
         raise ValueError(
-            f"--dataset must be one of {', '.join(DATASETS)}; received {name!r}."
+            f"--dataset must be one of {', '.join(DATASETS)} (NAME: as in the catalog "
+            f"of TFDS); received {name!r}."
         )
     if name == "digits":
         if data_dir:
@@ -96,113 +115,114 @@ def load(name: str, data_dir: str = "") -> Dataset:
         package = importlib.resources.files("tf_goyal")
         data_dir = os.fspath(package / "data" / "digits")
     elif not data_dir:
-        raise ValueError(
-            f"--dataset={name} requires --data_dir, the folder with the shards "
-            "train-00000-of-..... and validation-00000-of-.....; received none."
-        )
-    names = _list(data_dir)
-    shards = {split: _shards(data_dir, names, split) for split in _SPLITS}
-    labels = _labels(name, data_dir, names)
-    train, validation = (
-        Split(split, records.index_files(shards[split])) for split in _SPLITS
-    )
-    for split in (train, validation):
-        if not len(split):
+        raise ValueError(f"--dataset={name} requires --data_dir, {_folder_of(name)}.")
+    if name == "folder":
+        if label_offset:
             raise ValueError(
-                f"{data_dir}: the {split.name} shards hold no record; prepare them "
-                "again."
+                "--dataset=folder numbers the classes itself and requires "
+                f"--label_offset=0; received {label_offset}: leave it out."
             )
-    found = {"train": len(train), "validation": len(validation)}
-    if name == "imagenet" and found != _IMAGENET_RECORDS:
+        return Dataset(name, *image_folder.load(data_dir))
+    if name.startswith("tfds:"):
+        train, validation, labels = _tfds(name, data_dir, verify)
+    else:
+        train, validation, labels = _shards(name, data_dir, verify)
+    for split, sample in (train, validation):
+        label_sample.check(split, sample, len(labels), label_offset)
+    return Dataset(name, train[0], validation[0], labels)
+
+
+def _folder_of(name: str) -> str:
+    if name == "folder":
+        return (
+            "the folder with train and validation in it, and a folder for each class "
+            "in these; received none"
+        )
+    if name.startswith("tfds:"):
+        return (
+            "the folder that TFDS prepares its data in; received none (TFDS takes "
+            "~/tensorflow_datasets if nothing else is said)"
+        )
+    return (
+        "the folder with the shards train-00000-of-..... and "
+        "validation-00000-of-.....; received none"
+    )
+
+
+_Loaded = tuple[shards.ShardSplit, label_sample.LabelSample]
+
+
+def _tfds(
+    name: str, data_dir: str, verify: bool
+) -> tuple[_Loaded, _Loaded, tuple[str, ...]]:
+    found = tfds_folder.find(name, data_dir)
+    loaded = []
+    for split in _SPLITS:
+        counts = found.counts[split]
+        loaded.append(
+            shards.load(
+                split,
+                found.folder,
+                list(counts),
+                features=found.features,
+                verify=verify,
+            )
+        )
+        shards.require_counts(loaded[-1][0], counts, found.info)
+    train, validation = loaded
+    return train, validation, found.labels
+
+
+def _shards(
+    name: str, data_dir: str, verify: bool
+) -> tuple[_Loaded, _Loaded, tuple[str, ...]]:
+    names = shard_folder.list_names(data_dir)
+    files = {split: shard_folder.shards(data_dir, names, split) for split in _SPLITS}
+    if name == "imagenet" and shard_folder.LABELS_FILE not in names:
+        labels = tuple(str(label) for label in range(_IMAGENET_CLASSES))
+    else:
+        labels = shard_folder.labels(data_dir)
+    if name == "imagenet" and len(labels) != _IMAGENET_CLASSES:
+        raise ValueError(
+            f"{os.path.join(data_dir, shard_folder.LABELS_FILE)}: --dataset=imagenet "
+            f"requires {_IMAGENET_CLASSES} lines; found {len(labels)}: correct it, or "
+            "use --dataset=tfrecord for a subset."
+        )
+    prepared = manifest.read(data_dir)
+    if prepared and prepared.classes != len(labels):
+        raise ValueError(
+            f"{prepared.path}: expected {prepared.classes} classes; the names of "
+            f"{len(labels)} were found: correct {shard_folder.LABELS_FILE}."
+        )
+    loaded = {}
+    for split in _SPLITS:
+        if prepared:
+            manifest.require_files(prepared, split, files[split])
+        loaded[split] = shards.load(
+            split, data_dir, files[split], verify=verify, cached=name != "digits"
+        )
+        if prepared:
+            written = prepared.shards[split]
+            counts = {f: written[os.path.basename(f)].records for f in files[split]}
+            shards.require_counts(loaded[split][0], counts, prepared.path)
+    if name == "imagenet":
+        _require_imagenet(data_dir, loaded, prepared)
+    return loaded["train"], loaded["validation"], labels
+
+
+def _require_imagenet(
+    data_dir: str, loaded: dict[str, _Loaded], prepared: manifest.Manifest | None
+) -> None:
+    # Images that could not be used are named in the manifest, and count as known.
+    left_out = prepared.left_out if prepared else {}
+    found = {s: len(split) + left_out.get(s, 0) for s, (split, _) in loaded.items()}
+    if found != _IMAGENET_RECORDS:
         raise ValueError(
             f"--dataset=imagenet requires {_counts(_IMAGENET_RECORDS)} records; "
             f"{data_dir} holds {_counts(found)}: complete it, or use "
             "--dataset=tfrecord for a subset."
         )
-    return Dataset(name, train, validation, labels)
 
 
 def _counts(records_of: dict[str, int]) -> str:
     return " and ".join(f"{count:,} {split}" for split, count in records_of.items())
-
-
-def _list(data_dir: str) -> list[str]:
-    try:
-        return sorted(os.listdir(data_dir))
-    except OSError as error:
-        raise ValueError(
-            "--data_dir must be a folder with the shards train-00000-of-..... and "
-            f"validation-00000-of-.....; received {data_dir}: {error.strerror}."
-        ) from error
-
-
-def _there(names: list[str]) -> str:
-    """The content of a folder in a few words."""
-    if not names:
-        return "the folder is empty"
-    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"found {', '.join(names[:5])}{rest}"
-
-
-def _shards(data_dir: str, names: list[str], split: str) -> list[str]:
-    """Paths of a split's shards, after checking that all of -of-N are there."""
-    numbers = collections.defaultdict(dict)  # N: {shard: file name}
-    for name in names:
-        if match := re.fullmatch(rf"{split}-(\d{{5}})-of-(\d{{5}})", name):
-            numbers[int(match[2])][int(match[1])] = name
-    if not numbers:
-        raise ValueError(
-            f"{data_dir}: expected the {split} shards {split}-00000-of-..... and so "
-            f"on; {_there(names)}."
-        )
-    if len(numbers) > 1:
-        totals = ", ".join(f"-of-{total:05d}" for total in sorted(numbers))
-        raise ValueError(
-            f"{data_dir}: expected one set of {split} shards; found several "
-            f"({totals}): remove those that do not belong here."
-        )
-    ((total, shards),) = numbers.items()
-    if surplus := sorted(set(shards) - set(range(total))):
-        raise ValueError(
-            f"{data_dir}: expected {split} shards numbered below {total}; found "
-            f"{shards[surplus[0]]}: remove it."
-        )
-    if missing := sorted(set(range(total)) - set(shards)):
-        first = [f"{split}-{shard:05d}-of-{total:05d}" for shard in missing[:5]]
-        rest = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        raise ValueError(
-            f"{data_dir}: expected {total} {split} shards; found {len(shards)}, and "
-            f"{', '.join(first)}{rest} missing: complete the folder."
-        )
-    return [os.path.join(data_dir, shards[shard]) for shard in range(total)]
-
-
-def _labels(dataset: str, data_dir: str, names: list[str]) -> tuple[str, ...]:
-    path = os.path.join(data_dir, _LABELS_FILE)
-    if _LABELS_FILE not in names:
-        if dataset == "imagenet":
-            return tuple(str(label) for label in range(_IMAGENET_CLASSES))
-        raise ValueError(
-            f"{path}: required to know the classes, and not there: add it with the "
-            "name of one class a line, that of class 0 first."
-        )
-    try:
-        with open(path, encoding="utf-8") as file:
-            labels = tuple(line.strip() for line in file.read().splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: must be readable UTF-8 text: {error}.") from error
-    if "" in labels:
-        raise ValueError(
-            f"{path}: expected the name of one class a line; line "
-            f"{labels.index('') + 1} is empty: remove it or name the class."
-        )
-    if dataset == "imagenet" and len(labels) != _IMAGENET_CLASSES:
-        raise ValueError(
-            f"{path}: --dataset=imagenet requires {_IMAGENET_CLASSES} lines; found "
-            f"{len(labels)}: correct it, or use --dataset=tfrecord for a subset."
-        )
-    if not labels:
-        raise ValueError(
-            f"{path}: expected the name of one class a line; the file is empty."
-        )
-    return labels

@@ -76,7 +76,19 @@ ERRORS = {
 }
 
 # Fields of the recipe about which the paper says nothing.
-OPEN = frozenset({"label_offset", "seed", "reduction", "intra_op_threads"})
+OPEN = frozenset(
+    {
+        "label_offset",
+        "seed",
+        "verify_records",
+        # fb.resnet.torch, whose augmentation the paper takes over, resizes bicubically;
+        # Caffe2's image operator, which the paper may have used, by areas.
+        "resize",
+        "dct",
+        "reduction",
+        "intra_op_threads",
+    }
+)
 
 
 def paper_error(config: Config) -> tuple[float, float] | None:
@@ -302,6 +314,17 @@ RECIPE = (
         "λ = 0.0001 on convolution and fully connected kernels",
         ("weight_decay",),
         keeps=_is("weight_decay", 1e-4),
+    ),
+    Item(
+        "order of the images",
+        "§3",
+        "one random shuffle of all training images per epoch",
+        ("shuffle",),
+        keeps=_is("shuffle", "global"),
+        does=lambda run: (
+            "shards in random order, images shuffled among their neighbours "
+            "(--shuffle=streaming)"
+        ),
     ),
     Item(
         "random crop",

@@ -3,7 +3,8 @@
 It takes the flags of train and refuses what train refuses, with the same sentence.
 Then it shows the recipe as it will run, every deviation from the paper, the layout
 of the virtual workers over the devices, steps and learning rates, memory and
-messages, the cluster, the data and the storage.
+messages, the cluster, the data and the storage. With --data it proves that an epoch is
+the data set; with --full it also reads and decodes every record.
 
 Exit codes: 0 all right (deviations are no failure), 2 refused.
 """
@@ -15,10 +16,12 @@ from typing import Any
 
 from absl import flags as absl_flags
 
-from tf_goyal import cluster, flags, preflight, resume, start, storage
+from tf_goyal import cluster, flags, memory_cache, preflight, resume, start, storage
 from tf_goyal.cluster import Cluster
 from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
+
+_NAMED = 3  # broken records in the sentence that refuses them
 
 
 def define(values: absl_flags.FlagValues) -> None:
@@ -31,6 +34,13 @@ def define(values: absl_flags.FlagValues) -> None:
         False,
         "Prove that one epoch over the virtual workers gives every record exactly "
         "once.",
+        flag_values=values,
+    )
+    absl_flags.DEFINE_bool(
+        "full",
+        False,
+        "What --data does; and read and decode every record of both splits, and tell "
+        "what is in them and which are broken.",
         flag_values=values,
     )
     absl_flags.DEFINE_bool(
@@ -53,12 +63,14 @@ def main(_: list[str]) -> int:
     """Gathers the facts and prints them. Returns the exit code.
 
     Raises:
-        ValueError: train would refuse the input, or the storage will not do.
+        ValueError: train would refuse the input, or the storage or the data will not
+            do.
     """
     settings = flags.config_from_flags()
     members = cluster.from_environment(os.environ)
     processes = flags.FLAGS.processes or members.processes
-    data = preflight.check(settings, processes)
+    # Nothing is read twice here: a cache would only fill the memory.
+    data = memory_cache.uncached(preflight.check(settings, processes))
     _, manifest = resume.last_checkpoint(settings, data)
     tried = None
     if members.is_chief:
@@ -66,7 +78,7 @@ def main(_: list[str]) -> int:
 
     # From here on TensorFlow runs.
     start.tensorflow()
-    from tf_goyal import build, doctor_tables, order_proof
+    from tf_goyal import build, data_report, doctor_tables, order_proof
 
     build.prepare_tensorflow(settings)
     devices = settings.devices
@@ -77,6 +89,14 @@ def main(_: list[str]) -> int:
         )
         devices = len(here)
     assigned = cluster.assign(settings.virtual_workers, processes * devices)
+    reading = None
+    if flags.FLAGS.full:
+        reading = data_report.read(
+            data,
+            label_offset=settings.label_offset,
+            dct=settings.dct,
+            threads=build.threads(settings).count,
+        )
     facts = gather(
         settings,
         members,
@@ -85,12 +105,12 @@ def main(_: list[str]) -> int:
         assigned=assigned,
         tried=tried,
         start_step=manifest["step"],
+        reading=reading,
     )
-    if flags.FLAGS.data:
+    if flags.FLAGS.data or flags.FLAGS.full:
         facts["proof"] = order_proof.prove(
             assigned,
-            train_images=len(data.train),
-            seed=settings.seed,
+            build.order(settings, data.train.part_sizes),
             global_batch=settings.global_batch,
             worker_batch=settings.worker_batch,
         )
@@ -112,6 +132,7 @@ def gather(
     assigned: list[range],
     tried: Path | None,
     start_step: int,
+    reading: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """All facts but the proof, as JSON values.
 
@@ -123,11 +144,13 @@ def gather(
         assigned: the virtual workers of each device.
         tried: where the trial write was done; None where it was not tried.
         start_step: steps done in the checkpoint that train would go on from.
+        reading: `data_report.read`'s, if all records were read.
     """
-    from tf_goyal import doctor_facts
+    from tf_goyal import doctor_facts, input_memory
 
     network, optimizer = doctor_facts.on_cpu(settings, data)
-    return {
+    most_pixels = max((s["most_pixels"] for s in (reading or {}).values()), default=0)
+    facts = {
         "recipe": doctor_facts.recipe(settings, data),
         "deviations": doctor_facts.deviations(settings, data),
         "layout": doctor_facts.layout(processes, assigned),
@@ -136,6 +159,7 @@ def gather(
         "memory": doctor_facts.memory(
             settings, network, optimizer, processes, len(assigned)
         ),
+        "input_memory": input_memory.estimate(settings, data, processes, most_pixels),
         "messages": doctor_facts.messages(settings, network),
         "cluster": doctor_facts.cluster(members),
         "data": doctor_facts.data(data),
@@ -143,10 +167,14 @@ def gather(
             settings, len(data.train), network, optimizer, tried, start_step
         ),
     }
+    if reading:
+        facts["reading"] = reading
+        facts["max_bad_records"] = settings.max_bad_records
+    return facts
 
 
 def refuse_failures(facts: dict[str, Any]) -> None:
-    """What the facts, once shown, say about the storage and the order.
+    """What the facts, once shown, say about the storage, the order and the data.
 
     Raises:
         ValueError: something will not do.
@@ -156,12 +184,30 @@ def refuse_failures(facts: dict[str, Any]) -> None:
             "every record must come exactly once an epoch, but this order's counts "
             f"are {facts['proof']['epochs']}: this is a bug, report it with the flags"
         )
+    if "reading" in facts:
+        _refuse_data(facts["reading"], facts["max_bad_records"])
     found = facts["storage"]
     if found["free_bytes"] < found["needed_bytes"]:
         raise ValueError(
             f"the disk of {found['model_dir']} must have {found['needed_bytes']:,} "
             f"bytes free for the checkpoints, but has {found['free_bytes']:,}: free "
             "some or lower --keep_checkpoints"
+        )
+
+
+def _refuse_data(reading: dict[str, Any], most: int) -> None:
+    for split in reading.values():
+        if first := split["labels_out_of_range"]["first"]:
+            raise ValueError(first)
+    broken = [each for split in reading.values() for each in split["broken"]]
+    if len(broken) > most:
+        named = [f"{each['place']} ({each['reason']})" for each in broken[:_NAMED]]
+        if more := len(broken) - len(named):
+            named.append(f"{more:,} more")
+        raise ValueError(
+            f"at most --max_bad_records={most} records may be broken, but "
+            f"{len(broken):,} are: {'; '.join(named)}: copy or prepare the data again, "
+            "or allow more"
         )
 
 

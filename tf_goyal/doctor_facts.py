@@ -15,13 +15,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_goyal import allreduce, build, checkpoint
+from tf_goyal import allreduce, build, checkpoint, records
 from tf_goyal.cluster import Cluster
 from tf_goyal.config import Config
-from tf_goyal.datasets import Dataset
+from tf_goyal.data_report import spread
+from tf_goyal.datasets import Dataset, Split
 from tf_goyal.deviations import deviations as deviations_of
 from tf_goyal.deviations import paper_error
 from tf_goyal.sgd import SGD
+from tf_goyal.shards import ShardSplit
 from tf_goyal.storage import free_bytes
 
 Facts = dict[str, Any]  # JSON values
@@ -153,14 +155,14 @@ def memory(
 def message_sizes(settings: Config, network: keras.Model) -> list[int]:
     """Bytes of everything that a step sums over the devices, in the order it leaves.
 
-    As `step.train_step` sends it: loss, error, faults and stop, the running
+    As `step.train_step` sends it: loss, error, faults, the two signals, the running
     statistics, and the gradients from the last layer's to the first's.
     """
     variables = [
         *network.non_trainable_variables,
         *reversed(network.trainable_variables),
     ]
-    elements = [1, 1, 1, 1, *(math.prod(v.shape) for v in variables)]
+    elements = [1, 1, 1, 2, *(math.prod(v.shape) for v in variables)]
     return [count * _sum_bytes(settings) for count in elements]
 
 
@@ -186,7 +188,7 @@ def cluster(members: Cluster) -> Facts:
 
 
 def data(dataset: Dataset) -> Facts:
-    """Files, images and classes."""
+    """Files, images and classes; sizes of the records where there is an index."""
     return {
         "name": dataset.name,
         "classes": dataset.num_classes,
@@ -195,11 +197,21 @@ def data(dataset: Dataset) -> Facts:
                 "folder": os.path.dirname(split.files[0]),
                 "files": len(split.files),
                 "images": len(split),
-                "bytes": int(split.index.length.sum()),
+                "bytes": split.bytes,
+                "images_per_file": spread(split.part_sizes),
+                "record_bytes": _record_bytes(split),
             }
             for split in (dataset.train, dataset.validation)
         },
     }
+
+
+def _record_bytes(split: Split) -> Facts | None:
+    """Of the records whose headers are not broken."""
+    if not isinstance(split, ShardSplit):
+        return None
+    length = split.index.length
+    return spread(length[length != records.BROKEN])
 
 
 def storage(

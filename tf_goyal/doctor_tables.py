@@ -9,6 +9,8 @@ from tf_goyal.config import Config
 from tf_goyal.deviations import written
 
 _LISTED_DEVICES = 16  # of more, only the numbers are shown
+_LISTED_BROKEN = 20
+_LISTED_CLASSES = 20
 
 
 class Table(NamedTuple):
@@ -43,8 +45,10 @@ def tables(facts: dict[str, Any], list_variables: bool = False) -> list[Table]:
         _learning_rate(facts["learning_rate"]),
         _model(facts["model"], list_variables),
         _memory(facts["memory"], facts["messages"]),
+        _input_memory(facts["input_memory"]),
         _cluster(facts["cluster"]),
         _data(facts["data"], facts.get("proof")),
+        *_reading(facts.get("reading", {})),
         _storage(facts["storage"]),
     ]
 
@@ -151,6 +155,28 @@ def _memory(memory: dict[str, int], messages: dict[str, Any]) -> Table:
     return Table("Memory and messages", rows)
 
 
+def _input_memory(parts: dict[str, Any]) -> Table:
+    ahead, threads = parts["steps_ahead"], parts["threads"]
+    rows = [
+        (f"images: {ahead} steps ahead, one in use, one copied", "images"),
+        (
+            f"decoding: {_count(threads, 'thread')}, images of {parts['pixels']:,} "
+            "pixels",
+            "decoding",
+        ),
+        ("encoded images being read", "encoded"),
+        ("evaluation", "evaluation"),
+        ("order of the images", "order"),
+        ("index of the records", "index"),
+        ("--cache=memory", "cache"),
+        ("all", "total"),
+    ]
+    return Table(
+        "Memory of the input, per process at most; TensorFlow's pool may take twice it",
+        [(text, _mb(parts[name])) for text, name in rows if parts[name]],
+    )
+
+
 def _cluster(members: dict[str, Any]) -> Table:
     rows = [
         (f"rank {rank}", address + " (this process)" * (rank == members["rank"]))
@@ -168,6 +194,10 @@ def _data(data: dict[str, Any], proof: dict[str, Any] | None) -> Table:
             f"{_count(split['files'], 'file')} of {split['folder']}"
         )
         rows.append((name, text))
+        rows.append((f"{name}, images a file", _spread(split["images_per_file"])))
+        if split["record_bytes"]:
+            sizes = _spread(split["record_bytes"])
+            rows.append((f"{name}, bytes of a record", sizes))
     for epoch in proof["epochs"] if proof else ():
         fewest, most = epoch["per_device"]
         text = (
@@ -176,6 +206,61 @@ def _data(data: dict[str, Any], proof: dict[str, Any] | None) -> Table:
         )
         rows.append((f"order of epoch {epoch['epoch']}", text))
     return Table("Data", rows)
+
+
+def _reading(reading: dict[str, Any]) -> list[Table]:
+    """A table for each split that was read whole, and one of what is broken."""
+    tables = [
+        Table(f"Every record of {name}", _read_split(split))
+        for name, split in reading.items()
+    ]
+    broken = [
+        (each["place"], each["reason"])
+        for split in reading.values()
+        for each in split["broken"]
+    ]
+    if broken:
+        rows = broken[:_LISTED_BROKEN]
+        if more := len(broken) - len(rows):
+            rows.append((f"and {more:,} more", "all of them: --json"))
+        tables.append(
+            Table(f"Broken records: {len(broken):,}", rows, ("place", "reason"))
+        )
+    return tables
+
+
+def _read_split(split: dict[str, Any]) -> list[tuple[str, ...]]:
+    good = split["records"] - len(split["broken"])
+    without = split["classes_without_images"]
+    names = ", ".join(without[:_LISTED_CLASSES])
+    if (more := len(without) - _LISTED_CLASSES) > 0:
+        names += f" and {more:,} more"
+    formats = (f"{images:,} {name}" for name, images in split["formats"].items())
+    turned = (
+        f"{images:,} of orientation {name}"
+        for name, images in split["orientations"].items()
+    )
+    labels = split["labels_out_of_range"]
+    return [
+        ("good", f"{good:,} of {split['records']:,} records"),
+        (
+            "read and decoded",
+            f"{split['images_per_second']:,.0f} images/s, "
+            f"{_mb(split['bytes_per_second'])}/s, {split['seconds']:,.1f} s",
+        ),
+        ("images a class", _spread(split["images_of_a_class"])),
+        ("classes without images", names or "none"),
+        ("labels out of range", f"{labels['records']:,}"),
+        ("height, pixels", _spread(split["height"])),
+        ("width, pixels", _spread(split["width"])),
+        ("formats", "; ".join(formats) or "none"),
+        (
+            "turned by EXIF",
+            f"{'; '.join(turned)}: ignored in training and evaluation"
+            if split["orientations"]
+            else "none",
+        ),
+    ]
 
 
 def _storage(storage: dict[str, Any]) -> Table:
@@ -202,6 +287,15 @@ def _storage(storage: dict[str, Any]) -> Table:
 
 def _mb(count: int) -> str:
     return f"{count / 2**20:,.1f} MB"
+
+
+def _spread(values: dict[str, float] | None) -> str:
+    if not values:
+        return "none"
+    return (
+        f"{values['smallest']:,} to {values['largest']:,}, median "
+        f"{values['median']:,.12g}"
+    )
 
 
 def _count(number: int, noun: str) -> str:

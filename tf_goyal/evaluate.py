@@ -54,7 +54,7 @@ def main(_: list[str]) -> int:
     start.tensorflow()
     import tensorflow as tf
 
-    from tf_goyal.input_pipeline import InputError
+    from tf_goyal.samples import InputError
 
     try:
         result = evaluate(found, settings, members, data)
@@ -82,7 +82,7 @@ def evaluate(
     Raises:
       ValueError: the processes have different checkpoints.
     """
-    from tf_goyal import agreement, build, step
+    from tf_goyal import agreement, build, input_pipeline, step
     from tf_goyal.placement import Placement
 
     build.prepare_tensorflow(settings)
@@ -101,7 +101,13 @@ def evaluate(
             "all processes must evaluate the same checkpoint; rank "
             f"{members.rank} has step {found.step}, sha256 {sha256}: give --step"
         )
-    evaluation = build.evaluator(settings, data, model, strategy, placement)()
+    evaluation, left_out = build.evaluator(settings, data, model, strategy, placement)()
+    for record in left_out:
+        why = input_pipeline.fault(data.validation, record, settings.dct)
+        print(
+            f"evaluate: {data.validation.where(record)} is not counted: {why}",
+            file=sys.stderr,
+        )
     return {
         "step": found.step,
         "epoch": found.epoch,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_goyal.placement import Placement
+from tf_goyal.samples import InputError
 
 
 class Evaluation(NamedTuple):
@@ -42,19 +43,28 @@ def evaluate(
     sum_devices: Callable[[Any], Any],
     batches: Iterable[Sequence[Any]],
     placement: Placement,
-) -> Evaluation:
+) -> tuple[Evaluation, list[int]]:
     """Runs the evaluation. Called by every process of the run.
 
     Args:
       step: `step.eval_step`'s.
       sum_devices: `step.device_sum`'s.
-      batches: images, labels, valid; device by device, round by round (`batches_of`).
+      batches: images, labels, valid, broken (`input_pipeline.EvalBatches`); device by
+        device, round by round (`batches_of`).
       placement: the devices of the run, and those of this process.
+
+    Returns:
+      The evaluation, and the broken records that this process left out.
+
+    Raises:
+      InputError: there was no image to count.
     """
     totals = np.zeros([len(placement.local), 4], np.int64)
     pending: list[Sequence[Any]] = []
-    for batch in batches:
+    left_out: list[int] = []
+    for *batch, broken in batches:
         pending.append(batch)
+        left_out += [int(record) for record in broken if record >= 0]
         if len(pending) == len(placement.local):
             images, labels, valid = map(
                 placement.per_device, zip(*pending, strict=True)
@@ -63,9 +73,12 @@ def evaluate(
             totals += np.stack([result.numpy() for result in results])
             pending = []
     images, top1, top5, loss = sum_devices(totals)
-    return Evaluation(
+    if not images:
+        raise InputError("the validation set has no image that can be decoded")
+    evaluation = Evaluation(
         images=int(images),
         loss=float(loss) * 2.0**-30 / int(images),
         top1_error=100.0 * (int(images) - int(top1)) / int(images),
         top5_error=100.0 * (int(images) - int(top5)) / int(images),
     )
+    return evaluation, left_out

@@ -6,7 +6,8 @@ writes RUN/export/saved_model and RUN/export/metadata.json. The SavedModel loads
 TensorFlow alone. Its signatures return `probabilities` float32 [b, classes], `classes`
 int64 [b] (the most probable one) and `labels` string [b] (its name):
 
-    serving_default  encoded: string [b], JPEG files, which it crops as evaluation does
+    serving_default  encoded: string [b], JPEG, PNG, GIF or BMP files, which it crops as
+                     evaluation does
     images           images: uint8 [b, S, S, 3], RGB, already of the model's size
 
 The same metadata lies in the SavedModel as an asset. Before anything replaces an older
@@ -28,7 +29,6 @@ from tf_goyal import (
     datasets,
     flags,
     provenance,
-    records,
     run_log,
     start,
     trained,
@@ -110,7 +110,9 @@ def _data(found: TrainedModel, data_dir: str | None) -> Dataset | None:
     settings = found.settings
     try:
         data = datasets.load(
-            settings.dataset, settings.data_dir if data_dir is None else data_dir
+            settings.dataset,
+            settings.data_dir if data_dir is None else data_dir,
+            label_offset=settings.label_offset,
         )
         trained.check_labels(found, data)
     except ValueError:
@@ -145,7 +147,7 @@ def _folder_beside(output: Path) -> tempfile.TemporaryDirectory:
 
 def metadata(found: TrainedModel, model: "keras.Model") -> dict[str, Any]:
     """What somebody who uses the model must know about it. JSON values."""
-    from tf_goyal import resnet
+    from tf_goyal import augment, resnet
     from tf_goyal.batch_norm import BatchNormalization
 
     settings = found.settings
@@ -161,10 +163,11 @@ def metadata(found: TrainedModel, model: "keras.Model") -> dict[str, Any]:
             "pixel_range": [0, 255],
             "image_size": settings.image_size,
             "resize_shorter_side": settings.eval_shorter_side,
-            "resize_method": "bilinear, half-pixel centers, not antialiased; then "
-            "rounded to whole levels",
+            "resize_method": f"{settings.resize}, half-pixel centers, not antialiased; "
+            "then rounded to whole levels",
             "crop": "center",
-            "jpeg_dct_method": "INTEGER_FAST",
+            "exif_orientation": "ignored",
+            "jpeg_dct_method": augment.DCT[settings.dct],
             "normalization": "(pixel - mean) / std, inside the model",
             "mean": list(resnet.MEAN),
             "std": list(resnet.STD),
@@ -231,9 +234,7 @@ def write_saved_model(
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "encoded")])
     def classify_encoded(encoded):
         images = tf.map_fn(
-            lambda image: augment.eval_image(
-                image, image_size=size, eval_resize=settings.eval_shorter_side
-            ),
+            lambda image: augment.eval_image(image, **_image_settings(settings)),
             encoded,
             fn_output_signature=tf.TensorSpec([size, size, 3], tf.uint8),
         )
@@ -258,8 +259,9 @@ def _check_images(
     import tensorflow as tf
 
     from tf_goyal import augment, input_pipeline
+    from tf_goyal.samples import Labels
 
-    size, shorter = settings.image_size, settings.eval_shorter_side
+    shorter = settings.eval_shorter_side
     if data is None:
         noise = np.random.default_rng(0).integers(
             0, 256, [CHECK_IMAGES, shorter, shorter + 32, 3], np.uint8
@@ -267,27 +269,32 @@ def _check_images(
         encoded = [tf.io.encode_jpeg(image).numpy() for image in noise]
         return encoded, tf.stack(
             [
-                augment.eval_image(image, image_size=size, eval_resize=shorter)
+                augment.eval_image(image, **_image_settings(settings))
                 for image in encoded
             ]
         )
     split = data.validation
     count = min(CHECK_IMAGES, len(split))
-    encoded = []
-    for record in records.Reader(split.index).read(range(count)):
-        features = tf.train.Example.FromString(record).features.feature
-        encoded.append(features["image/encoded"].bytes_list.value[0])
-    batches = input_pipeline.eval_batches(
+    batches = input_pipeline.EvalBatches(
         split,
+        Labels(split, data.num_classes, settings.label_offset),
         batch=count,
         batches=range(1),
-        image_size=size,
-        eval_resize=shorter,
-        label_offset=settings.label_offset,
-        classes=data.num_classes,
+        **_image_settings(settings),
     )
-    images, _, _ = next(iter(batches))
-    return encoded, images
+    images, _, counts, _ = next(iter(batches))
+    encoded = [split.read(int(record))[0] for record in tf.where(counts)[:, 0]]
+    return encoded, tf.boolean_mask(images, counts)
+
+
+def _image_settings(settings: Config) -> dict[str, Any]:
+    """What `augment.eval_image` is told."""
+    return {
+        "image_size": settings.image_size,
+        "eval_resize": settings.eval_shorter_side,
+        "resize": settings.resize,
+        "dct": settings.dct,
+    }
 
 
 def largest_difference(

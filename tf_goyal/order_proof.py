@@ -1,20 +1,19 @@
 """The proof that an epoch over the virtual workers is the data set, by counting (§3).
 
-It asks the input pipeline which records each virtual worker reads, and reads none.
+It asks the order which records each virtual worker reads, and reads none.
 """
 
 from typing import Any
 
 import numpy as np
 
-from tf_goyal import input_pipeline
+from tf_goyal.image_order import ImageOrder
 
 
 def prove(
     assigned: list[range],
+    order: ImageOrder,
     *,
-    train_images: int,
-    seed: int,
     global_batch: int,
     worker_batch: int,
 ) -> dict[str, Any]:
@@ -24,8 +23,7 @@ def prove(
 
     Args:
         assigned: the virtual workers of each device.
-        train_images: N.
-        seed: of the run.
+        order: of the training records.
         global_batch: kn.
         worker_batch: n.
 
@@ -34,9 +32,10 @@ def prove(
         set and none of them comes twice.
     """
     epochs = [
-        count_epoch(epoch, assigned, train_images, seed, global_batch, worker_batch)
+        count_epoch(epoch, assigned, order, global_batch, worker_batch)
         for epoch in (0, 1)
     ]
+    train_images = order.train_images
     return {
         "holds": all(
             each["union"] == train_images and each["overlap"] == 0 for each in epochs
@@ -49,8 +48,7 @@ def prove(
 def count_epoch(
     epoch: int,
     assigned: list[range],
-    train_images: int,
-    seed: int,
+    order: ImageOrder,
     global_batch: int,
     worker_batch: int,
 ) -> dict[str, Any]:
@@ -61,6 +59,7 @@ def count_epoch(
         many different ones; "overlap": how many of them more than once; "per_device":
         the fewest and the most that one device reads.
     """
+    train_images = order.train_images
     first = epoch * train_images // global_batch
     stop = -(-(epoch + 1) * train_images // global_batch)
     steps = np.arange(first, stop)[:, np.newaxis, np.newaxis]
@@ -73,7 +72,7 @@ def count_epoch(
             + np.arange(worker_batch)
         )  # [steps, workers, n]
         inside = positions[positions // train_images == epoch]
-        records = input_pipeline.records_at(inside, train_images, seed)
+        records = order.records_at(inside)
         np.add.at(seen, records, 1)
         per_device.append(len(records))
     return {

@@ -44,9 +44,16 @@ class Placement:
             ]
         )
 
-    def split_stop(self, stop: bool) -> Any:
-        """Whether this process wants to stop -> float32 1 or 0 on its devices."""
-        return self.per_device([tf.constant(float(stop))] * len(self.local))
+    def split_signals(self, stop: bool, replaced: int) -> Any:
+        """What a process tells the others in a step -> float32 [2] on its devices.
+
+        Args:
+          stop: whether it was asked to stop.
+          replaced: broken records in its images.
+        """
+        first = tf.constant([float(stop), float(replaced)])
+        rest = tf.constant([float(stop), 0.0])
+        return self.per_device([first] + [rest] * (len(self.local) - 1))
 
     def per_device(self, values: Sequence[Any]) -> Any:
         """One value for each of this process' devices, as `strategy.run` takes them."""

@@ -1,6 +1,6 @@
 """What every command checks before TensorFlow starts."""
 
-from tf_goyal import config, datasets
+from tf_goyal import config, datasets, memory_cache
 from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
 
@@ -18,7 +18,12 @@ def check(settings: Config, processes: int) -> Dataset:
     Raises:
       ValueError: data or settings are refused, in one sentence.
     """
-    data = datasets.load(settings.dataset, settings.data_dir)
+    data = datasets.load(
+        settings.dataset,
+        settings.data_dir,
+        verify=settings.verify_records,
+        label_offset=settings.label_offset,
+    )
     config.validate(
         settings,
         train_images=len(data.train),
@@ -26,4 +31,4 @@ def check(settings: Config, processes: int) -> Dataset:
         classes=data.num_classes,
         processes=processes,
     )
-    return data
+    return memory_cache.in_memory(data) if settings.cache == "memory" else data

@@ -21,7 +21,7 @@ def last_checkpoint(
       ValueError: --resume does not allow what is there, or it is of another recipe or
         another data set.
     """
-    start = {"step": 0, "owes_evaluation": False}
+    start = {"step": 0, "owes_evaluation": False, "broken_records": {}}
     steps = checkpoint.steps(settings.model_dir)
     if settings.resume == "never" and steps:
         raise ValueError(
@@ -68,6 +68,7 @@ def last_checkpoint(
     return arrays, {
         "step": manifest["step"],
         "owes_evaluation": metadata["owes_evaluation"],
+        "broken_records": metadata.get("broken_records", {}),
     }
 
 

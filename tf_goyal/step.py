@@ -20,6 +20,7 @@ class StepResult(NamedTuple):
       top1_error: float32, per cent of the kn images.
       learning_rate: float32, the rate of this step's update.
       stop: float32, number of devices whose process was asked to stop.
+      replaced: float32, broken records that others stood for among the kn images.
       exposed_communication: float64, seconds from this process' last gradient to the
         end of its last all-reduce: what backward could not hide.
     """
@@ -28,6 +29,7 @@ class StepResult(NamedTuple):
     top1_error: tf.Tensor
     learning_rate: tf.Tensor
     stop: tf.Tensor
+    replaced: tf.Tensor
     exposed_communication: tf.Tensor
 
 
@@ -55,8 +57,9 @@ def train_step(
       bucket_bytes: see `allreduce.buckets`.
 
     Returns:
-      images [m, n, H, W, 3] uint8, labels [m, n] int32 and stop [] float32 of each
-      device (per-replica values where there are several) -> `StepResult`.
+      images [m, n, H, W, 3] uint8, labels [m, n] int32 and signals [2] float32 (see
+      `Placement.split_signals`) of each device (per-replica values where there are
+      several) -> `StepResult`.
     """
     run_workers = workers.virtual_workers(
         model,
@@ -66,40 +69,40 @@ def train_step(
         exact=exact,
     )
 
-    def on_device(images, labels, stop):
+    def on_device(images, labels, signals):
         # Forward and backward of this device's virtual workers, added up.
         sums = run_workers(images, labels)
         with tf.control_dependencies(sums.gradients):
             ready = tf.timestamp()
 
         # Add the devices up. Backward makes the last layer's gradient first.
-        stop = tf.cast(stop, sums.loss.dtype)
+        signals = tf.cast(signals, sums.loss.dtype)
         reduced = allreduce.all_reduce(
             [
-                *[sums.loss, sums.error, sums.faults, stop, *sums.statistics],
+                *[sums.loss, sums.error, sums.faults, signals, *sums.statistics],
                 *reversed(sums.gradients),
             ],
             bucket_bytes,
         )
         with tf.control_dependencies(reduced):
             exposed = tf.timestamp() - ready
-        loss, error, faults, stop = reduced[:4]
+        loss, error, faults, signals = reduced[:4]
         end = 4 + len(sums.statistics)
         statistics, gradients = reduced[4:end], reduced[end:][::-1]
 
         if exact:
-            stop = tf.cast(stop, tf.float32)
+            signals = tf.cast(signals, tf.float32)
             *decoded, loss, error = map(
                 fixed_point.decode, [*statistics, *gradients, loss, error]
             )
             statistics, gradients = decoded[: end - 4], decoded[end - 4 :]
             loss = tf.where(faults == 0, loss, float("nan"))
-        return gradients, statistics, (loss, error, stop, exposed)
+        return gradients, statistics, (loss, error, signals, exposed)
 
     @tf.function(jit_compile=False)
-    def step(images, labels, stop):
+    def step(images, labels, signals):
         gradients, statistics, numbers = strategy.run(
-            on_device, args=(images, labels, stop)
+            on_device, args=(images, labels, signals)
         )
         learning_rate = tf.convert_to_tensor(optimizer.learning_rate)
 
@@ -115,10 +118,11 @@ def train_step(
                 variable.value, lambda v, new: v.assign(new), args=(value,)
             )
 
-        loss, error, stop, exposed = [
+        loss, error, signals, exposed = [
             strategy.experimental_local_results(number)[0] for number in numbers
         ]
-        return StepResult(loss, error * 100.0, learning_rate, stop, exposed)
+        stop, replaced = tf.unstack(signals)
+        return StepResult(loss, error * 100.0, learning_rate, stop, replaced, exposed)
 
     return step
 

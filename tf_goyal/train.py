@@ -38,7 +38,13 @@ def main(_: list[str]) -> int:
     from tf_goyal import build
 
     description = provenance.describe(settings, data, members.processes)
-    trainer = build.trainer(settings, members, data, metadata=description)
+    trainer = build.trainer(
+        settings,
+        members,
+        data,
+        metadata=description,
+        broken_records=manifest["broken_records"],
+    )
     trainer.log.write(
         "event", event="start", step=manifest["step"], notes=list(members.notes)
     )
@@ -75,7 +81,7 @@ def _train(trainer: Any, manifest: dict[str, Any], alike: str, members: Cluster)
     """The run, from the checkpoint on, ended with all processes alike."""
     import tensorflow as tf
 
-    from tf_goyal.input_pipeline import InputError
+    from tf_goyal.samples import InputError
 
     rank = f"rank {members.rank} of {members.processes}"
     try:

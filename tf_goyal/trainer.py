@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from tf_goyal import agreement, checkpoint
+from tf_goyal.broken_records import BrokenRecords
 from tf_goyal.cadence import Cadence
 from tf_goyal.evaluation import Evaluation
 from tf_goyal.meter import Meter
@@ -18,7 +19,8 @@ from tf_goyal.progress import TrainingProgress
 from tf_goyal.run_log import RunLog
 from tf_goyal.step import StepResult
 
-DONE, NOT_FINITE, ASKED_TO_STOP = 0, 3, 143  # exit codes
+# Exit codes.
+DONE, NOT_FINITE, TOO_MANY_BROKEN, ASKED_TO_STOP = 0, 3, 3, 143
 
 
 @dataclasses.dataclass
@@ -31,8 +33,13 @@ class Trainer:
       model, optimizer: Keras objects under the run's strategy.
       placement: which virtual workers are here.
       train_step: `step.train_step`'s.
-      batches: first step -> iterator of this process' images and labels.
-      evaluate: () -> `Evaluation`, by all processes together.
+      batches: first step -> iterator of this process' images, labels and replaced
+        records (`input_pipeline.TrainBatches`).
+      evaluate: () -> `Evaluation` and the broken records left out of it here, by all
+        processes together.
+      broken: the account of broken records.
+      describe_broken: split, record -> where a broken record is, and why it is.
+      validation_images: records of the validation split, good or broken.
       device_sum: `step.device_sum`'s.
       log: `RunLog`; drops everything on other ranks.
       metadata: stored with every checkpoint.
@@ -45,7 +52,10 @@ class Trainer:
     placement: Placement
     train_step: Callable[[Any, Any, Any], StepResult]
     batches: Callable[[int], Iterator[Any]]
-    evaluate: Callable[[], Evaluation]
+    evaluate: Callable[[], tuple[Evaluation, list[int]]]
+    broken: BrokenRecords
+    describe_broken: Callable[[str, int], tuple[str, str]]
+    validation_images: int
     device_sum: Callable[[np.ndarray], np.ndarray]
     log: RunLog
     model_dir: str
@@ -64,7 +74,8 @@ class Trainer:
             due after them.
 
         Returns:
-          The exit code: 0 done, 3 the loss was not finite, 143 asked to stop.
+          The exit code: 0 done, 3 the loss was not finite or too many records were
+          broken, 143 asked to stop.
         """
         asked = Asked()
         cadence = self.cadence
@@ -76,17 +87,22 @@ class Trainer:
         ) as progress:
             if owes_evaluation:
                 self._evaluate(first_step, progress)
+            if self.broken.too_many:
+                return self._too_many_broken(first_step, progress)
             for step in range(first_step + 1, cadence.total_steps + 1):
                 # Data: this process' virtual workers' images, onto its devices.
                 started = time.perf_counter()
-                images, labels = next(batches)
+                images, labels, replaced = next(batches)
                 images = self.placement.split_workers(images)
                 labels = self.placement.split_workers(labels)
-                stop = self.placement.split_stop(asked.to_stop)
+                replaced = replaced.numpy()
+                signals = self.placement.split_signals(
+                    asked.to_stop, np.count_nonzero(replaced >= 0)
+                )
                 fetched = time.perf_counter()
 
                 # Forward, backward, reduce, update.
-                result = self.train_step(images, labels, stop)
+                result = self.train_step(images, labels, signals)
                 loss = float(result.loss)
                 meter.add(started, fetched, float(result.exposed_communication))
 
@@ -97,11 +113,24 @@ class Trainer:
                     self.log.write("train", **numbers, **meter.take())
                 if loss - loss != 0:  # NaN or infinite
                     return self._not_finite(step, f"the loss ({loss})", progress)
+                if float(result.replaced) > 0:
+                    first = self.placement.workers.start * replaced.shape[1]
+                    (here,) = np.nonzero(replaced.ravel() >= 0)
+                    self._add_broken(
+                        step,
+                        "train",
+                        replaced.ravel()[here],
+                        first + here,
+                        cadence.global_batch,
+                        progress,
+                    )
                 stopping = float(result.stop) > 0 and step < cadence.total_steps
                 evaluation_due = cadence.evaluates(step)
-                if evaluation_due and not stopping:
+                if evaluation_due and not stopping and not self.broken.too_many:
                     self._evaluate(step, progress)
                     evaluation_due = False
+                if self.broken.too_many:
+                    return self._too_many_broken(step, progress)
                 if cadence.saves(step) or stopping:
                     state = self.state()
                     if not all(np.isfinite(array).all() for array in state.values()):
@@ -127,7 +156,12 @@ class Trainer:
 
     def _evaluate(self, step: int, progress: TrainingProgress) -> None:
         epoch = self.cadence.epoch(step)
-        evaluation = self.evaluate()
+        evaluation, left_out = self.evaluate()
+        if evaluation.images < self.validation_images:
+            found = np.array(left_out, np.int64)
+            self._add_broken(
+                step, "validation", found, found, self.validation_images, progress
+            )
         self.log.write(
             "eval",
             step=step,
@@ -146,7 +180,11 @@ class Trainer:
                 self.model_dir,
                 step,
                 state,
-                {**self.metadata, "owes_evaluation": owes_evaluation},
+                {
+                    **self.metadata,
+                    "owes_evaluation": owes_evaluation,
+                    "broken_records": self.broken.as_json(),
+                },
                 keep=self.keep_checkpoints,
             )
 
@@ -175,6 +213,44 @@ class Trainer:
     def agrees(self, text: str) -> bool:
         """Whether every process calls this with the same text. Also a barrier."""
         return agreement.all_agree(text, self.device_sum, self.placement)
+
+    def _add_broken(
+        self,
+        step: int,
+        split: str,
+        found: np.ndarray,
+        places: np.ndarray,
+        size: int,
+        progress: TrainingProgress,
+    ) -> None:
+        """Tells of the broken records that all processes met in this step."""
+        for record in self.broken.add(split, found, places, size):
+            if self.rank == 0:
+                place, why = self.describe_broken(split, record)
+                self.log.write(
+                    "event",
+                    event="broken_record",
+                    step=step,
+                    split=split,
+                    record=record,
+                    place=place,
+                    why=why,
+                )
+                instead = "replaced" if split == "train" else "not counted"
+                progress.say(f"{place} is {instead}: {why}")
+
+    def _too_many_broken(self, step: int, progress: TrainingProgress) -> int:
+        records = self.broken.as_json()
+        count = sum(map(len, records.values()))
+        self.log.write(
+            "event", event="too_many_broken_records", step=step, records=records
+        )
+        progress.say(
+            f"stopped at step {step}: {count} records are broken, more than "
+            f"--max_bad_records allows; they are named above and in log.jsonl: repair "
+            "the data, or allow more"
+        )
+        return TOO_MANY_BROKEN
 
     def _not_finite(self, step: int, what: str, progress: TrainingProgress) -> int:
         self.log.write("event", event="not_finite", step=step, what=what)

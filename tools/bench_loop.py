@@ -87,18 +87,18 @@ def main(_: list[str]) -> int:
         data = preflight.check(config, 1)
         trainer = build.trainer(config, cluster.Cluster(), data, metadata={})
         # One step more than is counted, and never the last: that would evaluate.
-        images, labels = next(trainer.batches(0))
+        images, labels, _ = next(trainer.batches(0))
         images = trainer.placement.split_workers(images)
         labels = trainer.placement.split_workers(labels)
-        stop = trainer.placement.split_stop(False)
-        float(trainer.train_step(images, labels, stop).loss)
+        signals = trainer.placement.split_signals(False, 0)
+        float(trainer.train_step(images, labels, signals).loss)
         loop, bare = [], []
         for turn in range(rounds):
             done = turn * (steps + 1)
             loop += _loop_seconds(trainer, done, steps)
             for _ in range(steps + 1):
                 begun = time.perf_counter()
-                float(trainer.train_step(images, labels, stop).loss)
+                float(trainer.train_step(images, labels, signals).loss)
                 bare.append(time.perf_counter() - begun)
             bare[-steps - 1 :] = bare[-steps:]
             print(f"turn {turn + 1}: {loop[-1]:.3f} s, bare {bare[-1]:.3f} s")

@@ -1,0 +1,124 @@
+"""manifest.json, which tools/prepare_imagenet.py writes beside its shards.
+
+No TensorFlow.
+"""
+
+import dataclasses
+import json
+import os
+
+NAME = "manifest.json"
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """What was written to a shard.
+
+    Attributes:
+      records: number of them.
+      bytes: of the file.
+    """
+
+    records: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What was written to a folder.
+
+    Attributes:
+      path: of the manifest.
+      classes: number of them.
+      shards: of each split, by file name without folder.
+      left_out: of each split, the number of images that could not be used.
+    """
+
+    path: str
+    classes: int
+    shards: dict[str, dict[str, Shard]]
+    left_out: dict[str, int]
+
+
+def read(folder: str) -> Manifest | None:
+    """The manifest of a folder, if it has one.
+
+    Raises:
+      ValueError: it is none of the preparation tool.
+    """
+    path = os.path.join(folder, NAME)
+    if not os.path.lexists(path):
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        if found["format"] != _FORMAT:
+            raise ValueError(f"its format is {found['format']!r}")
+        return Manifest(
+            path=path,
+            classes=_whole(found["classes"]),
+            shards={
+                split: {
+                    os.path.basename(shard["file"]): Shard(
+                        _whole(shard["records"]), _whole(shard["bytes"])
+                    )
+                    for shard in content["shards"]
+                }
+                for split, content in found["splits"].items()
+            },
+            left_out={
+                split: len(content.get("left_out", ()))
+                for split, content in found["splits"].items()
+            },
+        )
+    except OSError as error:
+        reason = error.strerror
+    except KeyError as error:
+        reason = f"it has no {error}"
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
+        reason = str(error)
+    raise ValueError(
+        f"{path}: expected the manifest of tools/prepare_imagenet.py, format "
+        f"{_FORMAT}: {reason}: prepare the data again, or remove this file to use the "
+        "shards unchecked."
+    )
+
+
+def require_files(manifest: Manifest, split: str, files: list[str]) -> None:
+    """Refuses shards that are not those which were written.
+
+    Args:
+      manifest: of their folder.
+      split: "train" or "validation".
+      files: paths of the shards that are there.
+
+    Raises:
+      ValueError: a shard is missing, not in the manifest, or of another size.
+    """
+    written = manifest.shards.get(split, {})
+    there = {os.path.basename(file): file for file in files}
+    for name in sorted(written.keys() ^ there.keys()):
+        what = "there" if name in there else "missing"
+        raise ValueError(
+            f"{manifest.path}: expected the {split} shards to be those it lists; "
+            f"{name} is {what}: complete the folder or prepare the data again."
+        )
+    for name, file in there.items():
+        try:
+            size = os.path.getsize(file)
+        except OSError as error:
+            raise ValueError(
+                f"{file}: cannot be read: {error.strerror}; check its permissions."
+            ) from error
+        if size != written[name].bytes:
+            raise ValueError(
+                f"{file}: expected {written[name].bytes} bytes, as {manifest.path} "
+                f"says; found {size}: copy or prepare this file again."
+            )
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no whole number")
+    return value
