@@ -1,6 +1,7 @@
 """Folders of TFRecord shards for the tests, each image's bytes naming its record."""
 
 import pathlib
+import struct
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -8,10 +9,15 @@ import numpy as np
 from tf_goyal import examples, records
 
 
+def bmp(number: int) -> bytes:
+    """The header of an image of one pixel, and text that holds a number."""
+    return b"BM" + bytes(16) + struct.pack("<ii", 1, 1) + b" %d" % number
+
+
 def example(number: int, label: int, features=("image/encoded", "image/class/label")):
-    """A record; its `image` is text that holds its number."""
+    """A record; its image holds its number."""
     image, label_feature = features
-    return examples.encode({image: b"image %d" % number, label_feature: label})
+    return examples.encode({image: bmp(number), label_feature: label})
 
 
 def write_shards(

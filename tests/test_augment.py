@@ -204,6 +204,20 @@ def test_evaluation_pixels(height, width, image_size, eval_resize, resized):
     assert np.abs(image - expected).max() < 0.501
 
 
+@pytest.mark.parametrize("longer", [31, 32, 33, 20_000])
+@pytest.mark.parametrize("turned", [False, True])
+def test_evaluation_of_a_thread(longer, turned):
+    """Beyond an aspect of 32 only the middle is resized; the crop is the same."""
+    pixels = np.zeros((longer, 1, 3), np.uint8)
+    middle = longer // 2
+    pixels[middle - 3 : middle + 3] = 200  # even and odd lengths: off by half a pixel
+    image = np.ascontiguousarray(pixels.swapaxes(0, 1) if turned else pixels)
+    result = augment.eval_image(
+        tf.constant(pictures.encode(image, "PNG")), image_size=8, eval_resize=8
+    ).numpy()
+    assert result.shape == (8, 8, 3) and (result == 200).all()
+
+
 def test_evaluation_needs_room_for_the_crop():
     with pytest.raises(ValueError, match="at least the image size 32; received 31"):
         augment.eval_image(jpeg(40, 40), image_size=32, eval_resize=31)

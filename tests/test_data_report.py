@@ -157,8 +157,14 @@ def test_labels_out_of_range(data, offset, wrong, first):
     assert labels["records"] == wrong
     assert first in labels["first"] and "--label_offset" in labels["first"]
     assert sum(found["train"]["images_per_class"]) == 8 - wrong
-    with pytest.raises(ValueError, match="train-00000-of-00001, record"):
+    good = dict(doctor_tables._read_split(found["train"]))["good"]
+    assert good == f"{8 - wrong} of 13 records"
+    with pytest.raises(ValueError) as caught:
         doctor.refuse_failures({"reading": found, "max_bad_records": 100})
+    text = str(caught.value)
+    assert f"train-00000-of-00001, record {0 if offset > 0 else 8} of the file" in text
+    assert f"its label {first}, but must be {offset} to {offset + 3} with" in text
+    assert "repair this record or labels.txt, or set --label_offset if all are" in text
 
 
 class Generated:
@@ -305,6 +311,41 @@ def test_more_broken_than_allowed(reading, most):
     for part in ("record 5 of", "cut off", "record 6 of", "record 7 of", "2 more"):
         assert part in text
     assert "record 9 of" not in text and "\n" not in text
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("good", [0, 1])
+def test_d5_a_split_without_a_good_image(split, good):
+    """Refused however many may be broken."""
+    parts = {"train": Generated("train", 3), "validation": Generated("validation", 3)}
+    parts[split] = Generated(split, 3, frozenset(range(3 - good)))
+    data = Dataset("x", parts["train"], parts["validation"], ("a", "b"))
+    facts = {"reading": data_report.read(data, label_offset=0, dct="fast", threads=1)}
+    facts["max_bad_records"] = 1000
+    facts["storage"] = {"free_bytes": 1, "needed_bytes": 0}
+    if good:
+        doctor.refuse_failures(facts)
+        return
+    with pytest.raises(ValueError) as caught:
+        doctor.refuse_failures(facts)
+    text = str(caught.value)
+    assert f"the {split} split must have good records, but none of its 3 is" in text
+    assert "the first one being place 0 (of 0)" in text
+
+
+def test_d5_doctor_refuses_a_split_that_cannot_be_decoded(
+    tmp_path, monkeypatch, capsys
+):
+    """Its headers are in order, so that it is found by decoding only."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    write_shards(tmp_path, [jpeg(8, 8)] * 8, 1, "train", [0, 1] * 4)
+    write_shards(tmp_path, [undecodable()] * 2, 1, "validation", [0, 1])
+    (tmp_path / "labels.txt").write_text("ant\nbee\n")
+    code, _, errors = doctor_on(tmp_path, capsys, "--full", "--max_bad_records=99")
+    assert code == 2
+    (line,) = errors.splitlines()
+    assert line.startswith("doctor: the validation split must have good records")
+    assert "validation-00000-of-00001, record 0 of the file" in line
 
 
 def doctor_on(folder, capsys, *arguments: str) -> tuple[int, str, str]:

@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from shard_files import write_shards
+from shard_files import bmp, example, write_shards
 
-from tf_goyal import datasets, label_sample, records, shards
+from tf_goyal import datasets, examples, label_sample, records, shards
 
 ROOT = pathlib.Path(datasets.__file__).parents[1]
 DIGITS = ROOT / "tf_goyal" / "data" / "digits"
@@ -223,7 +223,7 @@ def test_any_number_of_shards(tmp_path, shards_of_train, validation):
     data = datasets.load("tfrecord", str(tmp_path))
     assert data.train.part_sizes.tolist() == [4] * shards_of_train
     assert data.train.part_sizes.dtype == np.int64
-    expected = [(b"image %d" % i, i % 2) for i in range(4 * shards_of_train)]
+    expected = [(bmp(i), i % 2) for i in range(4 * shards_of_train)]
     assert read(data.train) == expected
     assert len(data.validation) == 4 * validation
 
@@ -234,7 +234,7 @@ def test_the_same_records_in_other_files_are_the_same_sequence(tmp_path, files):
     write_shards(tmp_path, "train", files, 50)
     folder(tmp_path, train=0)
     train = datasets.load("tfrecord", str(tmp_path)).train
-    assert read(train) == [(b"image %d" % i, i % 2) for i in range(50)]
+    assert read(train) == [(bmp(i), i % 2) for i in range(50)]
     assert len(train.files) == files and train.part_sizes.sum() == 50
 
 
@@ -255,7 +255,7 @@ def test_names_of_features_are_found(tmp_path, features):
     folder(tmp_path, features=features)
     data = datasets.load("tfrecord", str(tmp_path))
     assert data.train.features == data.validation.features == features
-    assert data.train.read(1) == (b"image 1", 1)
+    assert data.train.read(1) == (bmp(1), 1)
 
 
 def test_names_of_features_are_found_behind_a_broken_record(tmp_path):
@@ -266,7 +266,7 @@ def test_names_of_features_are_found_behind_a_broken_record(tmp_path):
     assert train.features == shards.FEATURES[1]
     with pytest.raises(records.BadRecord, match="header"):
         train.read(0)
-    assert train.read(1) == (b"image 1", 1)
+    assert train.read(1) == (bmp(1), 1)
 
 
 def test_other_features_are_named(tmp_path):
@@ -281,7 +281,8 @@ def test_records_that_are_no_examples(tmp_path):
     path = tmp_path / "train-00000-of-00002"
     path.write_bytes(records.framed(b"\xff\xd8\xff") * 20)
     message = refused("tfrecord", tmp_path)
-    assert "record 15 of the file" in message and "tf.train.Example" in message
+    assert "record 0 of the file" in message and "tf.train.Example" in message
+    assert "all 16 records that were tried are broken" in message
 
 
 def test_a_record_without_an_image_is_bad(tmp_path):
@@ -291,6 +292,30 @@ def test_a_record_without_an_image_is_bad(tmp_path):
     train = datasets.load("tfrecord", str(tmp_path)).train
     with pytest.raises(records.BadRecord, match="image/encoded is not in the Example"):
         train.read(6)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_d5_a_split_without_a_single_image(tmp_path, split):
+    folder(tmp_path)
+    text = {"image/encoded": b"text", "image/class/label": 1}
+    paths = sorted(tmp_path.glob(f"{split}-*"))
+    for path in paths:
+        path.write_bytes(records.framed(examples.encode(text)) * 2)
+    for _ in range(2):
+        message = refused("tfrecord", tmp_path)
+        assert f"{paths[0]}, record 0 of the file" in message
+        assert "because the image is no JPEG, PNG, GIF or BMP" in message
+    with open(paths[-1], "ab") as file:  # one good image is enough
+        file.write(records.framed(example(0, 1)))
+    datasets.load("tfrecord", str(tmp_path))
+
+
+def test_a_pipe_named_like_a_shard(tmp_path):
+    folder(tmp_path)
+    path = tmp_path / "validation-00000-of-00001"
+    path.unlink()
+    os.mkfifo(path)
+    assert f"{path}: must be a TFRecord file, but is" in refused("tfrecord", tmp_path)
 
 
 def damaged(path, damage: str):
@@ -317,14 +342,14 @@ def test_a_broken_record_is_left_to_the_run(tmp_path, damage):
         with pytest.raises(records.BadRecord):
             data.train.read(5)
         good = [data.train.read(record) for record in range(5)]
-        assert good == [(b"image %d" % i, i % 2) for i in range(5)]
+        assert good == [(bmp(i), i % 2) for i in range(5)]
         assert data.train.bytes > 0
 
 
 def test_checksums_are_not_compared_when_not_asked_for(tmp_path):
     damaged(tmp_path, "data CRC")
     train = datasets.load("tfrecord", str(tmp_path), verify=False).train
-    assert train.read(5) == (b"image 5", 1)
+    assert train.read(5) == (bmp(5), 1)
 
 
 def test_the_base_of_the_labels_is_declared(tmp_path):

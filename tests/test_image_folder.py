@@ -1,21 +1,26 @@
 import os
 
 import pytest
+from shard_files import bmp
 
 from tf_goyal import datasets
 from tf_goyal.records import BadRecord
 
 
 def make(folder, *paths):
-    """Files that hold their own path; a folder where the path ends with a slash."""
+    """Images that hold their own path; a folder where the path ends with a slash."""
     for path in paths:
         file = folder / path
         if path.endswith("/"):
             file.mkdir(parents=True)
             continue
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(path)
+        file.write_bytes(image(path))
     return folder
+
+
+def image(path) -> bytes:
+    return bmp(0) + path.encode()
 
 
 @pytest.fixture
@@ -40,15 +45,15 @@ def test_order_and_labels(folder):
     assert data.labels == ("ant", "cat", "dog") and data.name == "folder"
     found = [data.train.read(record) for record in range(len(data.train))]
     assert found == [
-        (b"train/ant/10.jpg", 0),
-        (b"train/ant/9.PNG", 0),
-        (b"train/cat/B.png", 1),
-        (b"train/cat/a.JPEG", 1),
-        (b"train/cat/b.jpg", 1),
-        (b"train/dog/x.jpeg", 2),
+        (image("train/ant/10.jpg"), 0),
+        (image("train/ant/9.PNG"), 0),
+        (image("train/cat/B.png"), 1),
+        (image("train/cat/a.JPEG"), 1),
+        (image("train/cat/b.jpg"), 1),
+        (image("train/dog/x.jpeg"), 2),
     ]
     held_out = [data.validation.read(r) for r in range(len(data.validation))]
-    assert held_out == [(b"val/ant/z.jpg", 0), (b"val/dog/y.jpg", 2)]
+    assert held_out == [(image("val/ant/z.jpg"), 0), (image("val/dog/y.jpg"), 2)]
     assert data.train.name == "train" and data.validation.name == "validation"
     classes = [str(folder / "train" / name) for name in data.labels]
     assert data.train.files == tuple(classes)
@@ -66,7 +71,7 @@ def test_links_are_followed_and_hidden_files_are_not_there(folder, tmp_path):
     data = datasets.load("folder", str(folder))
     assert data.labels == ("ant", "cat", "dog", "eel")
     assert data.train.part_sizes.tolist() == [2, 3, 2, 1]
-    assert data.train.read(7) == (b"eel/e.jpg", 3)
+    assert data.train.read(7) == (image("eel/e.jpg"), 3)
 
 
 @pytest.mark.parametrize("record", [-1, 6])
@@ -124,7 +129,11 @@ def test_no_folder_at_all(tmp_path):
         ("val/loose.txt", "val/loose.txt: expected only folders"),
         ("train/cat/notes.txt", "notes.txt: expected only images"),
         ("train/cat/c.webp", "c.webp: expected only images"),
-        ("train/cat/more/c.jpg", "more: expected only images here (.jpg, .jpeg, .png)"),
+        (
+            "train/cat/more/c.jpg",
+            "more: expected only images here (.jpg, .jpeg, .png, .gif, .bmp); this is "
+            "a folder",
+        ),
         ("train/cat/c.jpg/", "c.jpg: expected only images"),
         ("train/none/", "none: each class must have images"),
         ("val/wolf/w.jpg", "val/wolf: not among the 3 classes in"),
@@ -151,6 +160,34 @@ def test_pipes_and_dangling_links_are_refused(folder):
     (folder / "train/cat/pipe.jpg").unlink()
     (folder / "train/cat/gone.jpg").symlink_to(folder / "nothing")
     assert "gone.jpg: expected only images" in refused(folder)
+
+
+def test_links_that_lead_to_themselves_are_refused_by_name(folder):
+    for path in ("train/cat/l.jpg", "train/l", "val/dog/l.jpg"):
+        link = folder / path
+        link.symlink_to(link.name)
+        assert f"{link}: cannot be read: Too many levels of" in refused(folder)
+        link.unlink()
+
+
+def test_every_format_that_can_be_decoded(folder):
+    make(folder, "train/cat/c.gif", "train/cat/d.BMP", "val/cat/e.bmp", "val/cat/f.GIF")
+    data = datasets.load("folder", str(folder))
+    assert data.train.part_sizes.tolist() == [2, 5, 1]
+    assert data.validation.part_sizes.tolist() == [1, 2, 1]
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_d5_a_split_without_a_single_image(folder, split):
+    """The first file is named; one good image is enough."""
+    paths = sorted((folder / split).rglob("*.*"))
+    for path in paths[:-1]:
+        path.write_bytes(b"")
+    datasets.load("folder", str(folder))
+    paths[-1].write_bytes(b"no image")
+    message = refused(folder)
+    assert f"{paths[0]}: expected an image and its label; all {len(paths)} " in message
+    assert "because the file is empty" in message
 
 
 def test_empty_splits(tmp_path):

@@ -1,15 +1,17 @@
 import numpy as np
 import pytest
+from shard_files import bmp
 
 from tf_goyal import label_sample
 from tf_goyal.records import BadRecord
 
 
 class Split:
-    """Labels that are the record's number, but for some broken records."""
+    """Labels that are the record's number; some are broken, and some no images."""
 
-    def __init__(self, count, broken=()):
-        self.count, self.broken, self.asked = count, set(broken), []
+    def __init__(self, count, broken=(), other=()):
+        self.count, self.broken, self.other = count, set(broken), set(other)
+        self.asked = []
 
     def __len__(self):
         return self.count
@@ -18,7 +20,7 @@ class Split:
         self.asked.append(record)
         if record in self.broken:
             raise BadRecord("it is torn")
-        return b"", record
+        return b"text" if record in self.other else bmp(record), record
 
     def where(self, record):
         return f"FILE, record {record}"
@@ -42,13 +44,41 @@ def test_up_to_2048_records_at_an_even_stride(count):
 
 
 def test_broken_records_are_passed_over():
-    sample = label_sample.take(Split(5, broken=[0, 3]), ("image", "label"))
-    assert sample.record.tolist() == [1, 2, 4]
+    split = Split(6, broken=[0, 3], other=[2])
+    sample = label_sample.take(split, ("image", "label"))
+    assert sample.record.tolist() == sample.label.tolist() == [1, 4, 5]
 
 
-def test_nothing_but_broken_records():
-    with pytest.raises(ValueError, match="record 0: .*all 3 .*because it is torn"):
-        label_sample.take(Split(3, broken=range(3)), ("image", "label"))
+@pytest.mark.parametrize(
+    "broken, other, why",
+    [
+        ([0, 1, 2], [], "it is torn"),
+        ([], [0, 1, 2], "the image is no JPEG, PNG, GIF or BMP"),
+        ([1, 2], [0], "the image is no JPEG"),
+    ],
+)
+def test_nothing_but_broken_records(broken, other, why):
+    """D5: the first one is named."""
+    split = Split(3, broken, other)
+    for refuse in (
+        lambda: label_sample.take(split, ("image", "label")),
+        lambda: label_sample.require_image(split),
+    ):
+        with pytest.raises(ValueError, match=f"record 0: .*all 3 .*because {why}"):
+            refuse()
+
+
+@pytest.mark.parametrize(
+    "split, asked",
+    [
+        (Split(5000), [0]),
+        (Split(6, broken=[0, 3], other=[1]), [0, 1, 2]),
+        (Split(4096, broken=range(4094)), list(range(0, 4096, 2))),
+    ],
+)
+def test_one_good_image_will_do(split, asked):
+    label_sample.require_image(split)
+    assert split.asked == asked
 
 
 @pytest.mark.parametrize("offset", [-3, 0, 1])

@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import pytest
@@ -90,12 +91,27 @@ def test_other_classes(folder):
     assert "manifest.json: expected 2 classes; the names of 3" in refused(folder)
 
 
+def test_other_names_of_the_classes(folder):
+    """Two lines swapped: as many classes, each with the other's name."""
+    digest = hashlib.sha256(b"cat\ndog\n").hexdigest()
+    change(folder, lambda content: content.update(labels_sha256=digest))
+    assert datasets.load("tfrecord", str(folder)).labels == ("cat", "dog")
+    (folder / "labels.txt").write_text("dog\ncat\n")
+    message = refused(folder)
+    assert f"labels.txt: expected the SHA-256 {digest}, as " in message
+    assert "manifest.json says; found " in message
+    change(folder, lambda content: content.pop("labels_sha256"))  # an older one
+    assert datasets.load("tfrecord", str(folder)).labels == ("dog", "cat")
+
+
 @pytest.mark.parametrize(
     "edit, said",
     [
         (lambda c: c.update(format=2), "its format is 2"),
         (lambda c: c.pop("splits"), "it has no 'splits'"),
         (lambda c: c.update(classes="2"), "'2' is no whole number"),
+        (lambda c: c.update(labels_sha256=1), "its labels_sha256 is 1"),
+        (lambda c: c.update(labels_sha256="A" * 64), "its labels_sha256 is 'AAA"),
         (lambda c: c.update(splits=[]), "manifest of tools/prepare_imagenet.py"),
         (lambda c: c["splits"].update(train=None), "manifest of tools/prepare_imag"),
         (

@@ -37,7 +37,7 @@ def sampler(images, seed=0, order=None, **options):
     return Sampler(
         split,
         order or image_order.shuffled(len(images), seed),
-        Labels(split, len(images), 0),
+        Labels(len(images), 0),
         seed=seed,
         total_images=options.get("total_images", 2**62),
         min_crop_area=options.get("min_crop_area", 0.08),
@@ -115,14 +115,14 @@ def test_labels_end_with_the_run(total):
 )
 def test_labels_in_range(stored, offset, label):
     """D7: the first and the last class."""
-    assert Labels(Split([IMAGE]), 3, offset).label(stored, 0) == label
+    assert Labels(3, offset).label(stored) == label
 
 
 @pytest.mark.parametrize(("stored", "offset"), [(-1, 0), (3, 0), (0, 1), (4, 1)])
 def test_labels_out_of_range(stored, offset):
-    """D7: one below and one above; record and flag are named."""
-    with pytest.raises(InputError, match=f"record 0 is {stored}.*--label_offset"):
-        Labels(Split([IMAGE]), 3, offset).label(stored, 0)
+    """D7: one below and one above."""
+    with pytest.raises(BadRecord, match=f"its label is {stored}.*--label_offset"):
+        Labels(3, offset).label(stored)
 
 
 def test_what_cannot_be_decoded_is_rejected_at_its_position_only():
@@ -169,7 +169,7 @@ def test_hints_come_for_the_records_of_the_positions():
     one = Sampler(
         split,
         order,
-        Labels(split, 5, 0),
+        Labels(5, 0),
         seed=0,
         total_images=10,
         min_crop_area=1.0,

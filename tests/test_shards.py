@@ -2,7 +2,7 @@ import concurrent.futures
 
 import numpy as np
 import pytest
-from shard_files import write_shards
+from shard_files import bmp, write_shards
 
 from tf_goyal import records, shards
 
@@ -18,7 +18,7 @@ def test_a_split_of_an_index(files):
     assert split.part_sizes.tolist() == [4, 3, 3]
     assert split.part_sizes.dtype == np.int64
     assert split.bytes == split.index.length.sum()
-    assert split.read(9) == (b"image 9", 1)
+    assert split.read(9) == (bmp(9), 1)
     for record in (-1, 10):
         with pytest.raises(IndexError):
             split.read(record)
@@ -42,7 +42,7 @@ def test_many_threads(files):
     split = shards.ShardSplit("train", records.index_files(files))
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         images = [image for image, _ in pool.map(split.read, list(range(10)) * 50)]
-    assert images == [b"image %d" % number for number in range(10)] * 50
+    assert images == [bmp(number) for number in range(10)] * 50
 
 
 def test_features_that_are_given_hold_against_stored_ones(tmp_path):

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 DCT = {"fast": "INTEGER_FAST", "exact": "INTEGER_ACCURATE"}
+_MAX_ASPECT = 32  # in evaluation; what is longer is cut off before resizing
 _KERNELS = {
     "bilinear": tf.raw_ops.ResizeBilinear,
     "bicubic": tf.raw_ops.ResizeBicubic,
@@ -120,6 +121,11 @@ def eval_image(
     image = decode(encoded, dct)
     size = tf.shape(image)[:2]
     shorter = tf.reduce_min(size)
+    # Of a thread of an image only the middle is resized: all of it takes gigabytes.
+    longest = tf.minimum(size, _MAX_ASPECT * shorter)
+    y, x = tf.unstack((size - longest) // 2)
+    image = image[y : y + longest[0], x : x + longest[1]]
+    size = longest
     # eval_resize * size / shorter, rounded half up, in integers.
     size = (2 * eval_resize * size + shorter) // (2 * shorter)
     image = _resize(image, size, resize)

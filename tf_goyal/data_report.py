@@ -1,7 +1,8 @@
 """Every record of a data set read and decoded once (doctor --full).
 
 A record is broken here when `input_pipeline.fault` finds it so: the words and the rule
-of training. Images are decoded whole, as in evaluation; training decodes crops, and may
+of training, but that a label out of range, which training replaces as well, is told
+apart. Images are decoded whole, as in evaluation; training decodes crops, and may
 miss a fault outside of them.
 
 The memory does not grow with the images: what is kept of a good one is two numbers.
@@ -21,7 +22,7 @@ from tf_goyal.datasets import Dataset, Split
 from tf_goyal.image_header import ImageHeader
 from tf_goyal.reading_progress import ReadingProgress
 from tf_goyal.records import BadRecord
-from tf_goyal.samples import InputError, Labels
+from tf_goyal.samples import Labels
 
 _CHUNK = 32  # records that a thread reads and decodes at once
 
@@ -52,8 +53,8 @@ def read(data: Dataset, *, label_offset: int, dct: str, threads: int) -> dict[st
     Returns:
       JSON values for "train" and for "validation": "records" (their number),
       "images_per_class", "images_of_a_class" (see `spread`), "classes_without_images"
-      (names), "labels_out_of_range" (number of records, and the first one in a
-      sentence), "height" and "width" (see `spread`), "most_pixels" of one image,
+      (names), "labels_out_of_range" (number of records, and the place and the label of
+      the first one), "height" and "width" (see `spread`), "most_pixels" of one image,
       "formats" (numbers of images), "orientations" (numbers of images by EXIF's
       orientation, if it is not 1), "broken" (record, place and reason of each),
       "seconds", "images_per_second" and "bytes_per_second" (of the images). Labels,
@@ -150,7 +151,7 @@ class Tally:
 
     def __init__(self, split: Split, labels: tuple[str, ...], label_offset: int):
         self._split, self._names = split, labels
-        self._labels = Labels(split, len(labels), label_offset)
+        self._labels = Labels(len(labels), label_offset)
         self._per_class = np.zeros(len(labels), np.int64)
         self._sizes = np.zeros([len(split), 2], np.int32)  # of good records; else 0
         self._out_of_range, self._first_out_of_range = 0, ""
@@ -167,10 +168,11 @@ class Tally:
             return
         header = found.header
         try:
-            self._per_class[self._labels.label(found.stored, record)] += 1
-        except InputError as error:
+            self._per_class[self._labels.label(found.stored)] += 1
+        except BadRecord as error:
+            if not self._out_of_range:
+                self._first_out_of_range = f"{self._split.where(record)}: {error}"
             self._out_of_range += 1
-            self._first_out_of_range = self._first_out_of_range or str(error)
         self._sizes[record] = header.height, header.width
         self._formats[_format(header)] += 1
         if header.orientation != 1:

@@ -98,7 +98,8 @@ def load(
 
     Raises:
       ValueError: unknown name; folder, split, shards or labels missing; unreadable
-        files; other counts than there should be; labels that are no classes.
+        files; other counts than there should be; labels that are no classes; no good
+        image among those that are tried.
     """
     if name not in DATASETS[:-1] and not name.startswith("tfds:"):
         raise ValueError(
@@ -122,7 +123,10 @@ def load(
                 "--dataset=folder numbers the classes itself and requires "
                 f"--label_offset=0; received {label_offset}: leave it out."
             )
-        return Dataset(name, *image_folder.load(data_dir))
+        train, validation, labels = image_folder.load(data_dir)
+        for split in (train, validation):
+            label_sample.require_image(split)
+        return Dataset(name, train, validation, labels)
     if name.startswith("tfds:"):
         train, validation, labels = _tfds(name, data_dir, verify)
     else:
@@ -193,6 +197,10 @@ def _shards(
         raise ValueError(
             f"{prepared.path}: expected {prepared.classes} classes; the names of "
             f"{len(labels)} were found: correct {shard_folder.LABELS_FILE}."
+        )
+    if prepared and shard_folder.LABELS_FILE in names:
+        manifest.require_labels(
+            prepared, os.path.join(data_dir, shard_folder.LABELS_FILE)
         )
     loaded = {}
     for split in _SPLITS:

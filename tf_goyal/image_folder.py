@@ -14,7 +14,7 @@ import numpy as np
 
 from tf_goyal.records import BadRecord
 
-_SUFFIXES = (".jpg", ".jpeg", ".png")  # in small and capital letters
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp")  # in small and capital letters
 _EVALUATION = ("validation", "val", "test")  # the first that is there
 
 
@@ -158,7 +158,7 @@ def _classes(folder: str) -> list[str]:
     """Names of the class folders, sorted."""
     classes = []
     for entry in _entries(folder):
-        if not entry.is_dir():
+        if _kind(entry) != "a folder":
             raise ValueError(
                 f"{entry.path}: expected only folders here, one for each class; this "
                 "is none: move it away, or to its class."
@@ -181,14 +181,27 @@ def _images(folder: str) -> list[str]:
     """Names of a class' images, sorted."""
     names = []
     for entry in _entries(folder):
-        if not entry.name.lower().endswith(_SUFFIXES) or not entry.is_file():
+        kind = _kind(entry)
+        if kind != "a file" or not entry.name.lower().endswith(_SUFFIXES):
             raise ValueError(
                 f"{entry.path}: expected only images here ({', '.join(_SUFFIXES)}); "
-                f"this is {'a folder' if entry.is_dir() else 'something else'}: move "
-                "it away, or make it one."
+                f"this is {'a folder' if kind == 'a folder' else 'something else'}: "
+                "move it away, or make it one."
             )
         names.append(entry.name)
     return sorted(names)
+
+
+def _kind(entry: os.DirEntry) -> str:
+    """What an entry, or what it links to, is."""
+    try:
+        if entry.is_dir():
+            return "a folder"
+        return "a file" if entry.is_file() else "something else"
+    except OSError as error:  # as of a link that leads to itself
+        raise ValueError(
+            f"{entry.path}: cannot be read: {error.strerror}; correct or remove it."
+        ) from error
 
 
 def _entries(folder: str) -> list[os.DirEntry]:

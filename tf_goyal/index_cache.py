@@ -2,15 +2,16 @@
 
 Following the length headers of ImageNet's shards takes seconds to minutes; reading what
 was found takes a blink. The index is stored beside the shards, or in the user's cache
-folder where that is not possible, together with size and time of each shard, so that a
-shard that changed is followed again, alone. It is written beside and renamed: several
-processes may do so at once. Whatever is wrong with a stored index, the answer is to
-make it again. No TensorFlow.
+folder where that is not possible, together with size, times and inode of each shard,
+so that a shard that changed is followed again, alone. It is written beside and renamed:
+several processes may do so at once. Whatever is wrong with a stored index, the answer
+is to make it again. No TensorFlow.
 """
 
 import contextlib
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Sequence
 
@@ -19,8 +20,10 @@ import numpy as np
 from tf_goyal import records
 from tf_goyal.label_sample import LabelSample
 
-_FORMAT = 1
-_Stamp = tuple[int, int]  # size in bytes, time of the last change in ns
+_FORMAT = 2
+# Size in bytes; times of the last change of content and of inode, in ns; inode. The
+# former time can be set to any value, and is by `cp -p` and `touch -r`.
+_Stamp = tuple[int, int, int, int]
 _Table = tuple[np.ndarray, np.ndarray]  # offsets and lengths of a file's records
 
 
@@ -75,7 +78,13 @@ def _stamp(file: str) -> _Stamp:
             f"{file}: cannot be read: {error.strerror}; check the path and its "
             "permissions."
         ) from error
-    return status.st_size, status.st_mtime_ns
+    if not stat.S_ISREG(status.st_mode):  # to open a pipe would be to wait for it
+        raise ValueError(
+            f"{file}: must be a TFRecord file, but is a folder, a pipe or a device: "
+            "remove it, or copy or prepare the file again."
+        )
+    inode = status.st_ino % 2**63  # some file systems use all 64 bits
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode
 
 
 def _places(folder: str, split: str) -> list[str]:
@@ -99,15 +108,17 @@ def _read(place: str) -> tuple[dict[tuple[str, _Stamp], _Table], LabelSample] | 
             if stored["format"].tolist() != _FORMAT:
                 return None
             array = {name: stored[name] for name in stored.files}
-        integers = ("sizes", "times", "counts", "offset", "length", "record", "label")
+        integers = ("counts", "offset", "length", "record", "label")
         if any(array[n].dtype != np.int64 or array[n].ndim != 1 for n in integers):
             return None
-        names = array["names"].tolist()
+        names, stamps = array["names"].tolist(), array["stamps"]
         counts, offset, length = (array[n] for n in ("counts", "offset", "length"))
         image_feature, label_feature = map(str, array["features"].tolist())
         record, label = array["record"], array["label"]
         whole = (
-            len(names) == len(array["sizes"]) == len(array["times"]) == len(counts)
+            len(names) == len(counts)
+            and stamps.dtype == np.int64
+            and stamps.shape == (len(names), 4)
             and len(offset) == len(length) == counts.sum()
             and len(record) == len(label) > 0
             and (counts >= 0).all()
@@ -118,7 +129,7 @@ def _read(place: str) -> tuple[dict[tuple[str, _Stamp], _Table], LabelSample] | 
         if not whole:
             return None
         ends = np.cumsum(counts).tolist()
-        stamps = zip(array["sizes"].tolist(), array["times"].tolist())
+        stamps = map(tuple, stamps.tolist())
         tables = {
             (name, stamp): (offset[end - count : end], length[end - count : end])
             for name, stamp, count, end in zip(names, stamps, counts.tolist(), ends)
@@ -149,8 +160,7 @@ def _write(
                 file,
                 format=np.int64(_FORMAT),
                 names=np.array(names, np.str_),
-                sizes=np.array([size for size, _ in stamps], np.int64),
-                times=np.array([time for _, time in stamps], np.int64),
+                stamps=np.array(stamps, np.int64),
                 counts=np.array([len(offset) for offset, _ in tables], np.int64),
                 offset=np.concatenate([offset for offset, _ in tables]),
                 length=np.concatenate([length for _, length in tables]),

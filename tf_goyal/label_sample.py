@@ -1,7 +1,7 @@
-"""Stored labels of some records, so that a wrong --label_offset is found at the start.
+"""What is stored in some records, so that data of no use are found at the start.
 
 Files count their classes from 0 (TFDS) or from 1 (the Model Garden's ImageNet), and
-nothing in them says which. No TensorFlow.
+nothing in them says which. And what was stored need not be images. No TensorFlow.
 """
 
 import concurrent.futures
@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tf_goyal.records import BadRecord
+from tf_goyal import image_header
 
 _MOST = 2048  # records read of a split
 _READERS = 16  # at once: what a file system takes that is far away
@@ -41,30 +41,57 @@ def take(split: _Split, features: tuple[str, str]) -> LabelSample:
     """Reads up to 2,048 records, evenly over the split; broken ones are passed over.
 
     Raises:
-      ValueError: every one of them is broken.
+      ValueError: every one of them is broken, or its bytes cannot be an image.
     """
-    count = len(split)
-    sampled = np.arange(min(count, _MOST), dtype=np.int64) * count // min(count, _MOST)
-
-    def label(record: int) -> int | BadRecord:
-        try:
-            return split.read(record)[1]
-        except BadRecord as error:
-            return error
-
+    sampled = _sampled(split)
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-        labels = list(pool.map(label, sampled.tolist()))
-    good = [not isinstance(label, BadRecord) for label in labels]
+        labels = list(pool.map(lambda r: _label(split, r), sampled.tolist()))
+    good = [not isinstance(label, ValueError) for label in labels]
     if not any(good):
-        raise ValueError(
-            f"{split.where(int(sampled[0]))}: expected an image and its label; all "
-            f"{len(labels)} records that were tried are broken, this one because "
-            f"{labels[0]}: prepare the data again."
-        )
+        raise _all_broken(split, sampled, labels[0])
     return LabelSample(
         features=features,
         record=sampled[good],
         label=np.array([label for label, ok in zip(labels, good) if ok], np.int64),
+    )
+
+
+def require_image(split: _Split) -> None:
+    """Looks for one good record among those that `take` would read.
+
+    Raises:
+      ValueError: every one of them is broken, or its bytes cannot be an image.
+    """
+    sampled = _sampled(split)
+    first = None
+    for record in sampled.tolist():
+        label = _label(split, record)
+        if not isinstance(label, ValueError):
+            return
+        first = first or label
+    raise _all_broken(split, sampled, first)
+
+
+def _sampled(split: _Split) -> np.ndarray:
+    count = len(split)
+    return np.arange(min(count, _MOST), dtype=np.int64) * count // min(count, _MOST)
+
+
+def _label(split: _Split, record: int) -> int | ValueError:
+    """The stored label of a record, or why it is broken."""
+    try:
+        encoded, label = split.read(record)
+        image_header.read(encoded)
+    except ValueError as error:
+        return error
+    return label
+
+
+def _all_broken(split: _Split, sampled: np.ndarray, why: ValueError) -> ValueError:
+    return ValueError(
+        f"{split.where(int(sampled[0]))}: expected an image and its label; all "
+        f"{len(sampled)} records that were tried are broken, this one because "
+        f"{why}: prepare the data again."
     )
 
 

@@ -4,8 +4,10 @@ No TensorFlow.
 """
 
 import dataclasses
+import hashlib
 import json
 import os
+import re
 
 NAME = "manifest.json"
 _FORMAT = 1
@@ -33,12 +35,15 @@ class Manifest:
       classes: number of them.
       shards: of each split, by file name without folder.
       left_out: of each split, the number of images that could not be used.
+      labels_sha256: of the bytes of labels.txt, in hexadecimal; None in a manifest
+        that does not have it.
     """
 
     path: str
     classes: int
     shards: dict[str, dict[str, Shard]]
     left_out: dict[str, int]
+    labels_sha256: str | None
 
 
 def read(folder: str) -> Manifest | None:
@@ -71,6 +76,7 @@ def read(folder: str) -> Manifest | None:
                 split: len(content.get("left_out", ()))
                 for split, content in found["splits"].items()
             },
+            labels_sha256=_sha256(found.get("labels_sha256")),
         )
     except OSError as error:
         reason = error.strerror
@@ -116,6 +122,43 @@ def require_files(manifest: Manifest, split: str, files: list[str]) -> None:
                 f"{file}: expected {written[name].bytes} bytes, as {manifest.path} "
                 f"says; found {size}: copy or prepare this file again."
             )
+
+
+def require_labels(manifest: Manifest, path: str) -> None:
+    """Refuses names of the classes that are not those which were written.
+
+    In another order they would name other classes, and no count would tell.
+
+    Args:
+      manifest: of the folder.
+      path: of its labels.txt.
+
+    Raises:
+      ValueError: the file has other bytes, or cannot be read.
+    """
+    if manifest.labels_sha256 is None:
+        return
+    try:
+        with open(path, "rb") as file:
+            found = hashlib.sha256(file.read()).hexdigest()
+    except OSError as error:
+        raise ValueError(
+            f"{path}: cannot be read: {error.strerror}; check its permissions."
+        ) from error
+    if found != manifest.labels_sha256:
+        raise ValueError(
+            f"{path}: expected the SHA-256 {manifest.labels_sha256}, as "
+            f"{manifest.path} says; found {found}: the names of the classes or their "
+            "order changed; copy this file again."
+        )
+
+
+def _sha256(value: object) -> str | None:
+    if value is not None and not (
+        isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)
+    ):
+        raise ValueError(f"its labels_sha256 is {value!r:.80}")
+    return value
 
 
 def _whole(value: object) -> int:

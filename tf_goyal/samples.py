@@ -49,28 +49,25 @@ class Labels:
     """Checks stored labels.
 
     Args:
-      split: that they are of.
       classes: every label must lie in 0 ... classes - 1.
       offset: subtracted from the stored label.
     """
 
-    def __init__(self, split: Split, classes: int, offset: int):
-        self._split, self._classes, self._offset = split, classes, offset
+    def __init__(self, classes: int, offset: int):
+        self._classes, self._offset = classes, offset
 
-    def label(self, stored: int, record: int) -> int:
+    def label(self, stored: int) -> int:
         """The label of a record.
 
         Raises:
-          InputError: it is out of range.
+          BadRecord: it is out of range.
         """
         label = stored - self._offset
         if not 0 <= label < self._classes:
-            raise InputError(
-                f"the labels must be {self._offset} to "
+            raise BadRecord(
+                f"its label is {stored}, but must be {self._offset} to "
                 f"{self._offset + self._classes - 1} with --label_offset="
-                f"{self._offset} and {self._classes} classes, but that of "
-                f"{self._split.where(record)} is {stored}: set --label_offset to the "
-                "smallest label"
+                f"{self._offset} and {self._classes} classes"
             )
         return label
 
@@ -118,7 +115,7 @@ class Sampler:
         """The samples at int64 positions [p].
 
         Raises:
-          InputError: a label is out of range, or there is no good record.
+          InputError: there is no good record.
         """
         records = self._order.records_at(positions)
         encoded = np.empty(len(positions), object)
@@ -166,6 +163,7 @@ class Sampler:
         """Bytes, label, header and number of the record to use at a position."""
         images = self._order.train_images
         epoch, number = divmod(position, images)
+        why = "it cannot be decoded"
         for tried in range(min(images, _REPLACEMENTS)):
             if tried:
                 following = epoch * images + (number + tried) % images
@@ -174,14 +172,15 @@ class Sampler:
                 continue
             try:
                 encoded, stored, header = read(self._split, record)
-            except BadRecord:
+                return encoded, self._labels.label(stored), header, record
+            except BadRecord as error:
+                why = str(error)
                 with self._lock:
                     self._broken_records.add(record)
-                continue
-            return encoded, self._labels.label(stored, record), header, record
         raise InputError(
             f"{min(images, _REPLACEMENTS)} records in a row are broken, the last one "
-            f"{self._split.where(record)}: is the storage there, with the same data?"
+            f"{self._split.where(record)} ({why}): is the storage there, with the same "
+            "data?"
         )
 
 

@@ -100,7 +100,7 @@ def load(
 
     Raises:
       ValueError: a file is no TFRecord file; no records; other features; every sampled
-        record is broken.
+        record is broken or no image.
     """
 
     def sample(index: records.Index) -> LabelSample:
@@ -125,11 +125,12 @@ def _features(index: records.Index, verify: bool) -> tuple[str, str]:
     """Those of `FEATURES` that the first record has which is not broken."""
     reader = records.Reader(index, verify)
     tried = min(len(index), _TRIED)
+    first = None
     for record in range(tried):
         try:
             there = examples.names(reader.read(record))
         except ValueError as error:
-            broken = error
+            first = first or error
             continue
         for features in FEATURES:
             if set(features) <= set(there):
@@ -140,8 +141,8 @@ def _features(index: records.Index, verify: bool) -> tuple[str, str]:
             f"{', '.join(there) or 'none'}: prepare the records with these names."
         )
     raise ValueError(
-        f"{index.where(tried - 1)}: expected a tf.train.Example; this record and all "
-        f"before it are broken, this one because {broken}: prepare them again."
+        f"{index.where(0)}: expected a tf.train.Example; all {tried} records that were "
+        f"tried are broken, this one because {first}: prepare them again."
     )
 
 

@@ -6,6 +6,7 @@ an image is the name of its folder, or of the class tar that it lies in.
 """
 
 import os
+import stat
 import struct
 import tarfile
 import zipfile
@@ -17,8 +18,22 @@ _SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp")
 _SPLIT_FOLDERS = {"train": {"train"}, "validation": {"val", "valid", "validation"}}
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 _BLOCK = 512  # bytes: tar's unit
-_FILE, _ZIP_STORED, _ZIP_DEFLATED = range(3)
+_NO_CLASS = (".", "__MACOSX")  # folders that programs make beside the classes
 _ZIP_HEADER = struct.Struct("<4s22xHH")  # of a member; lengths of its name and extra
+
+
+class ZipMember(NamedTuple):
+    """How a zip archive holds an image.
+
+    Attributes:
+      deflated: whether it is compressed.
+      size: bytes of the image.
+      crc: CRC-32 of the image.
+    """
+
+    deflated: bool
+    size: int
+    crc: int
 
 
 class Image(NamedTuple):
@@ -30,7 +45,7 @@ class Image(NamedTuple):
       path: the file on disk.
       offset: its first byte there; of a zip member, of the member's header.
       length: bytes that it takes there.
-      packing: how they are stored: _FILE, _ZIP_STORED or _ZIP_DEFLATED.
+      member: of a zip archive, if it lies in one.
     """
 
     name: str
@@ -38,14 +53,26 @@ class Image(NamedTuple):
     path: str
     offset: int
     length: int
-    packing: int = _FILE
+    member: ZipMember | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the image, however it is packed."""
+        return self.member.size if self.member else self.length
 
 
 class Source(NamedTuple):
-    """The images of an archive or folder, and how many other files it holds."""
+    """What an archive or folder holds.
+
+    Attributes:
+      images: all of them.
+      others: number of other files.
+      empty: class tars and class folders without images.
+    """
 
     images: list[Image]
     others: int
+    empty: list[str]
 
 
 def archive(path: str, split: str, map_: Callable[..., Iterator[Any]] = map) -> Source:
@@ -75,29 +102,37 @@ def archive(path: str, split: str, map_: Callable[..., Iterator[Any]] = map) -> 
                 f"{path} must be an uncompressed archive, but is compressed with "
                 f"{kind}: unpack it to a .tar first, since images are read by place"
             )
+        empty = []
         if magic[:2] == b"PK":
-            images, others = _zip(path)
+            images, others, folders = _zip(path)
         else:
-            images, others, tars = _tar(path, 0, size, "")
+            images, others, folders, tars = _tar(path, 0, size, "")
             each = map_(_class_tar, [(path, *one) for one in tars])
-            for inner, inner_others in each:
+            for (name, *_), (inner, inner_others) in zip(tars, each):
                 images += inner
                 others += inner_others
+                empty += [] if inner else [f"{name}.tar"]
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     marks = _SPLIT_FOLDERS[split]
     marked = [image for image in images if not marks.isdisjoint(_parts(image.folder))]
     others += len(images) - len(marked) if marked else 0
-    return Source([_with_class(image, marks) for image in marked or images], others)
+    images = marked or images
+    places = {folder: _class_place(folder, marks) for folder in _folders(images)}
+    empty += _empty(folders, set(places.values()))
+    images = [
+        image._replace(folder="".join(places[image.folder][-1:])) for image in images
+    ]
+    return Source(images, others, empty)
 
 
 def folder(path: str) -> Source:
     """The images of a folder; those in folders in it have the first one as class.
 
     Raises:
-      ValueError: the folder cannot be read.
+      ValueError: the folder cannot be read, or an image is no file.
     """
-    images, others = [], 0
+    images, others, empty = [], 0, []
 
     def walk(place: str, parent: str) -> None:
         nonlocal others
@@ -105,11 +140,19 @@ def folder(path: str) -> Source:
             for entry in entries:
                 # Sets are often links into a big folder elsewhere: follow them.
                 if entry.is_dir():
+                    before = len(images)
                     walk(entry.path, parent or entry.name)
+                    held = len(images) > before or entry.name.startswith(_NO_CLASS)
+                    empty.extend([] if held or parent else [_text(entry.name)])
                 elif _is_image(entry.name):
-                    size = entry.stat().st_size
+                    status = entry.stat()
+                    if not stat.S_ISREG(status.st_mode):
+                        raise ValueError(
+                            f"{_text(entry.path)} must be a file, but is a pipe, "
+                            "socket or device: remove it"
+                        )
                     name, of = _text(entry.name), _text(parent)
-                    images.append(Image(name, of, entry.path, 0, size))
+                    images.append(Image(name, of, entry.path, 0, status.st_size))
                 else:
                     others += 1
 
@@ -117,7 +160,7 @@ def folder(path: str) -> Source:
         walk(path, "")
     except (OSError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    return Source(images, others)
+    return Source(images, others, sorted(empty))
 
 
 def will_read(image: Image) -> None:
@@ -137,12 +180,13 @@ def read(image: Image) -> bytes:
 
     Raises:
       OSError: its file cannot be read.
-      ValueError: the file ends before, or the zip member is broken.
+      ValueError: the file ends before, or the zip member is broken or has another
+        checksum.
     """
     descriptor = os.open(image.path, os.O_RDONLY)
     try:
         start = image.offset
-        if image.packing != _FILE:
+        if image.member:
             header = os.pread(descriptor, _ZIP_HEADER.size, start)
             if header[:4] != b"PK\3\4" or len(header) < _ZIP_HEADER.size:
                 raise ValueError("broken zip member: no header at its place")
@@ -152,25 +196,33 @@ def read(image: Image) -> bytes:
         os.close(descriptor)
     if len(data) != image.length:
         raise ValueError(f"cut off: {len(data):,} of {image.length:,} bytes are there")
-    if image.packing == _ZIP_DEFLATED:
+    return _unpacked(data, image.member) if image.member else data
+
+
+def _unpacked(data: bytes, member: ZipMember) -> bytes:
+    """The bytes of an image from those of its zip member."""
+    if member.deflated:
         try:
-            data = zlib.decompress(data, -zlib.MAX_WBITS)
+            # One byte more than is said shows that there are more, whatever they are.
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.size + 1)
         except zlib.error as error:
             raise ValueError(f"broken zip member: {error}") from error
+    if len(data) != member.size or zlib.crc32(data) != member.crc:
+        raise ValueError("broken zip member: its checksum (CRC-32) does not fit")
     return data
 
 
 def _class_tar(place: tuple[str, str, int, int]) -> tuple[list[Image], int]:
     """The images of a tar in a tar: path, class, first byte and the byte behind it."""
     path, of, start, end = place
-    images, others, tars = _tar(path, start, end, of)
+    images, others, _, tars = _tar(path, start, end, of)
     return images, others + len(tars)
 
 
 def _tar(
     path: str, start: int, end: int, folder: str
-) -> tuple[list[Image], int, list[tuple[str, int, int]]]:
-    """Images, number of other files, and tars (name, first byte, end) of a tar.
+) -> tuple[list[Image], int, set[str], list[tuple[str, int, int]]]:
+    """Images, number of other files, folders, and tars (name, first byte, end).
 
     Args:
       path: the file that holds it.
@@ -178,7 +230,7 @@ def _tar(
       end: the byte behind it.
       folder: the images' folder; if empty, it comes from their names.
     """
-    images, others, tars = [], 0, []
+    images, others, folders, tars = [], 0, set(), []
     file = open(path, "rb", buffering=0)
     try:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
@@ -192,10 +244,12 @@ def _tar(
                     raise tarfile.ReadError(f"{name} is cut off")
                 parent, _, base = name.rpartition("/")
                 if member.isdir():
+                    folders.add(name)
                     continue
                 if name.lower().endswith(".tar"):
                     tars.append((name[: -len(".tar")], first, behind))
                 elif not _is_image(name):
+                    folders.add(parent)
                     others += 1
                 elif not member.isreg() or member.issparse():
                     raise ValueError(
@@ -215,16 +269,12 @@ def _tar(
             f"something else ({error}): compare its size and checksum with the "
             "publisher's, and download it again"
         ) from error
-    return images, others, tars
+    return images, others, folders, tars
 
 
-def _zip(path: str) -> tuple[list[Image], int]:
-    """Images and number of other files of a zip archive."""
-    images, others = [], 0
-    packings = {
-        zipfile.ZIP_STORED: _ZIP_STORED,
-        zipfile.ZIP_DEFLATED: _ZIP_DEFLATED,
-    }
+def _zip(path: str) -> tuple[list[Image], int, set[str]]:
+    """Images, number of other files, and folders of a zip archive."""
+    images, others, folders = [], 0, set()
     try:
         with zipfile.ZipFile(path) as file:
             members = file.infolist()
@@ -240,39 +290,58 @@ def _zip(path: str) -> tuple[list[Image], int]:
                 f"{path} must hold images, but holds {name}: unpack the zip, and name "
                 "the tar archive"
             )
-        if member.is_dir():
+        parent, _, base = name.rpartition("/")
+        if member.is_dir() or not _is_image(name):
+            folders.add(parent)
+            others += not member.is_dir()
             continue
-        if not _is_image(name):
-            others += 1
-            continue
+        packings = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
         if member.compress_type not in packings or member.flag_bits & 1:
             raise ValueError(
                 f"{path}: {name} must be stored or deflated, without a password: "
                 "unpack the archive and use the folder"
             )
-        parent, _, base = name.rpartition("/")
-        packing = packings[member.compress_type]
-        images.append(
-            Image(
-                base, parent, path, member.header_offset, member.compress_size, packing
-            )
+        packed = ZipMember(
+            member.compress_type == zipfile.ZIP_DEFLATED, member.file_size, member.CRC
         )
-    return images, others
+        place = member.header_offset, member.compress_size
+        images.append(Image(base, parent, path, *place, packed))
+    return images, others, folders
 
 
-def _with_class(image: Image, marks: set[str]) -> Image:
-    """The image with its class for a folder, from its whole folder."""
-    parts = _parts(image.folder)
-    below = [at + 1 for at, part in enumerate(parts) if part in marks]
-    if below:
-        of = parts[below[0]] if below[0] < len(parts) else ""
-    else:
-        of = parts[-1] if parts else ""
-    return image._replace(folder=of)
+def _folders(images: list[Image]) -> set[str]:
+    return {image.folder for image in images}
 
 
-def _parts(path: str) -> list[str]:
-    return [part for part in path.split("/") if part not in ("", ".")]
+def _class_place(folder: str, marks: set[str]) -> tuple[str, ...]:
+    """The folders down to the class of images in a folder; none without a class."""
+    parts = _parts(folder)
+    below = next((at + 1 for at, part in enumerate(parts) if part in marks), None)
+    if below is None:
+        return parts
+    return parts[: below + 1] if below < len(parts) else ()
+
+
+def _empty(folders: set[str], places: set[tuple[str, ...]]) -> list[str]:
+    """Which folders lie beside those of the classes, but hold no images.
+
+    Args:
+      folders: all there are, or those without images alone.
+      places: of the classes, see `_class_place`.
+    """
+    beside = {place[:-1] for place in places if place}
+    holding = {place[:depth] for place in places for depth in range(1, len(place) + 1)}
+    found = set()
+    for parts in map(_parts, folders):
+        for depth, part in enumerate(parts):
+            place = parts[: depth + 1]
+            if parts[:depth] in beside and place not in holding:
+                found |= set() if part.startswith(_NO_CLASS) else {"/".join(place)}
+    return sorted(found)
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in path.split("/") if part not in ("", "."))
 
 
 def _is_image(name: str) -> bool:

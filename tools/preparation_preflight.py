@@ -4,6 +4,7 @@ import concurrent.futures
 import functools
 import importlib.util
 import os
+import stat
 from pathlib import Path
 
 import image_sources
@@ -14,7 +15,7 @@ from preparation_journal import NAME as JOURNAL
 from rich.console import Console
 from rich.table import Table
 
-from tf_goyal import storage
+from tf_goyal import manifest, storage
 
 SPLITS = ("train", "validation")
 IMAGENET = {"train": 1_281_167, "validation": 50_000}  # §5.1
@@ -93,13 +94,9 @@ def preflight(
         table.found("output folder", _output_folder(data_dir))
         found = {}
         for split, path in paths.items():
-            if values[f"{split}_dir"].value:
-                found[split] = image_sources.folder(path)
-            else:
-                each = functools.partial(pool.map, chunksize=8)
-                found[split] = image_sources.archive(path, split, each)
+            found[split] = _source(values, split, path, pool)
             table.found(f"{split} images", _counted(found[split]))
-        classes = _classes(found["train"].images, paths["train"])
+        classes = _classes(found["train"], paths["train"])
         table.found("classes", f"{len(classes):,}")
         validation, words, text = _labelled(
             found["validation"].images, classes, values.validation_labels
@@ -107,27 +104,98 @@ def preflight(
         table.found("validation labels", text)
         images = {"train": found["train"].images, "validation": validation}
         counts = {split: len(images[split]) for split in SPLITS}
-        if imagenet and (counts != IMAGENET or len(classes) != IMAGENET_CLASSES):
-            raise ValueError(
-                f"ImageNet has {IMAGENET_CLASSES:,} classes, {IMAGENET['train']:,} "
-                f"train and {IMAGENET['validation']:,} validation images, but found "
-                f"{len(classes):,}, {counts['train']:,} and {counts['validation']:,}: "
-                "complete the download, or say --noexpect_imagenet for another set"
-            )
+        if imagenet:
+            require_imagenet(len(classes), counts)
         need = sum(
-            image.length + _RECORD_BYTES for split in SPLITS for image in images[split]
+            image.size + _RECORD_BYTES for split in SPLITS for image in images[split]
         )
         need -= sum(path.stat().st_size for path in data_dir.glob("*-of-*"))
+        need = max(need, 0)
         free = storage.free_bytes(data_dir)
-        table.found("free disk", f"{free / 1e9:,.1f} GB, {need / 1e9:,.1f} GB needed")
+        table.found("free disk", f"{in_words(free)}, {in_words(need)} needed")
         if need > free:
             raise ValueError(
-                f"{data_dir} needs {need / 1e9:,.1f} GB of disk, but {free / 1e9:,.1f} "
-                "GB are free: free some, or name another --data_dir"
+                f"{data_dir} needs {in_words(need)} of disk, but {in_words(free)} are "
+                f"free, {in_words(need - free)} too little: free some, or name another "
+                "--data_dir"
             )
         return images, words
     finally:
         table.show()
+
+
+def still_there(
+    values: absl_flags.FlagValues, pool: concurrent.futures.Executor
+) -> tuple[dict[str, list[Image]], list[str]]:
+    """The images of a finished folder, as far as they are named and still there.
+
+    Args:
+      values: the flags of prepare_imagenet.
+      pool: reads the archives' headers.
+
+    Returns:
+      The images of some splits, in their classes, and for each other split a sentence
+      that says why it was not looked at.
+
+    Raises:
+      ValueError: something is there, but is not what it should be.
+    """
+    found: dict[str, list[Image]] = {}
+    missing = []
+    classes: set[str] = set()
+    for split in SPLITS:
+        named = values[f"{split}_archive"].value or values[f"{split}_dir"].value
+        needs = [_path(values, split)] if named else []
+        if split == "validation" and values.validation_labels:
+            needs.append(values.validation_labels)
+        gone = [path for path in needs if not os.path.exists(path)]
+        if not named or gone or (split == "validation" and not classes):
+            why = "they are not named" if not named else "the train images were not"
+            why = f"{gone[0]} is not there" if gone else why
+            missing.append(f"the {split} images were not looked at: {why}")
+            continue
+        problem = _kind_problem(split, needs[0], bool(values[f"{split}_dir"].value))
+        if problem:
+            raise ValueError(problem)
+        source = _source(values, split, needs[0], pool)
+        if split == "train":
+            classes, found[split] = _classes(source, needs[0]), source.images
+        else:
+            labels = values.validation_labels
+            found[split] = _labelled(source.images, classes, labels)[0]
+    return found, missing
+
+
+def require_imagenet(classes: int, counts: dict[str, int]) -> None:
+    """Raises ValueError if the numbers of classes and images are not ImageNet's."""
+    if counts != IMAGENET or classes != IMAGENET_CLASSES:
+        raise ValueError(
+            f"ImageNet has {IMAGENET_CLASSES:,} classes, {IMAGENET['train']:,} "
+            f"train and {IMAGENET['validation']:,} validation images, but found "
+            f"{classes:,}, {counts['train']:,} and {counts['validation']:,}: "
+            "complete the download, or say --noexpect_imagenet for another set"
+        )
+
+
+def in_words(size: int) -> str:
+    """A number of bytes in the unit that leaves something before the point."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size >= unit:
+            return f"{size / unit:,.1f} {name}"
+    return f"{size} bytes"
+
+
+def _source(
+    values: absl_flags.FlagValues,
+    split: str,
+    path: str,
+    pool: concurrent.futures.Executor,
+) -> Source:
+    """What the archive or folder of a split holds."""
+    if values[f"{split}_dir"].value:
+        return image_sources.folder(path)
+    each = functools.partial(pool.map, chunksize=8)
+    return image_sources.archive(path, split, each)
 
 
 def _path(values: absl_flags.FlagValues, split: str) -> str:
@@ -146,6 +214,8 @@ def _kind_problem(split: str, path: str, wants_folder: bool) -> str:
     flag = f"--{split}_{'dir' if wants_folder else 'archive'}"
     if not os.path.exists(path):
         return f"{flag} must name {_SOURCES[split]}, but {path} is not there"
+    if not os.path.isdir(path) and not stat.S_ISREG(os.stat(path).st_mode):
+        return f"{flag} must name {_SOURCES[split]}, but {path} is no file"
     if os.path.isdir(path) == wants_folder:
         return ""
     if wants_folder:
@@ -168,6 +238,8 @@ def _output_folder(folder: Path) -> str:
         )
     if not folder.exists():
         return "new"
+    if (folder / manifest.NAME).exists():
+        return "finished by another process in this moment"
     if (folder / JOURNAL).exists():
         return "a part of a preparation"
     first = next(iter(sorted(folder.iterdir())), None)
@@ -181,12 +253,13 @@ def _output_folder(folder: Path) -> str:
 
 def _counted(source: Source) -> str:
     others = f", and {source.others:,} other files" if source.others else ""
-    size = sum(image.length for image in source.images)
-    return f"{len(source.images):,} ({size / 1e9:,.2f} GB){others}"
+    size = sum(image.size for image in source.images)
+    return f"{len(source.images):,} ({in_words(size)}){others}"
 
 
-def _classes(images: list[Image], path: str) -> set[str]:
+def _classes(source: Source, path: str) -> set[str]:
     """The names of the classes."""
+    images = source.images
     if not images:
         raise ValueError(f"{path} must hold {_SOURCES['train']}, but holds no images")
     stray = next((image for image in images if not image.folder), None)
@@ -194,6 +267,13 @@ def _classes(images: list[Image], path: str) -> set[str]:
         raise ValueError(
             f"{path} must hold a tar or a folder per class, but holds {stray.name} "
             "outside of one: is it the validation or test set?"
+        )
+    if source.empty:
+        more = len(source.empty) - 1
+        raise ValueError(
+            f"{path} must hold images of each class, but {source.empty[0]}"
+            f"{f' and {more:,} more hold' if more else ' holds'} none: complete it, or "
+            "take out what is no class"
         )
     classes = {image.folder for image in images}
     odd = next((name for name in classes if not name.isprintable()), None)

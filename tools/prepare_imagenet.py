@@ -16,28 +16,32 @@ cannot be decoded are left out and named. Exit codes: 0 done, 2 refused, 3 too m
 images that cannot be decoded, 130 and 143 stopped.
 """
 
-import concurrent.futures
-import hashlib
-import json
+import contextlib
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
+import preparation_manifest
 import shard_writer
 import validation_labels
 from absl import flags as absl_flags
 from preparation_journal import NAME as JOURNAL
 from preparation_journal import Journal, refuse_difference
-from preparation_preflight import IMAGENET, IMAGENET_CLASSES, SPLITS, preflight
+from preparation_preflight import (
+    IMAGENET,
+    IMAGENET_CLASSES,
+    SPLITS,
+    preflight,
+    require_imagenet,
+    still_there,
+)
 
-from tf_goyal import flags
+from tf_goyal import flags, manifest
 
 IMAGENET_SHARDS = {"train": 1024, "validation": 128}
 TOO_MANY_BAD = 3  # exit code
 TERMINATED = 143  # exit code
-_VERIFY_CHUNK = 1 << 20  # bytes
 
 
 def _shards(values: absl_flags.FlagValues, split: str, images: int) -> int:
@@ -56,119 +60,62 @@ def _shards(values: absl_flags.FlagValues, split: str, images: int) -> int:
     return shards
 
 
-def manifest(
-    options: dict[str, int],
-    inputs: dict[str, Any],
-    labels: dict[str, int],
-    splits: dict[str, list[dict[str, Any]]],
-) -> dict[str, Any]:
-    """What manifest.json holds, from each split's journal lines in their order."""
-    described = {}
-    for split, lines in splits.items():
-        per_class = dict.fromkeys(map(str, range(len(labels))), 0)
-        for line in lines:
-            for label, count in line["per_class"].items():
-                per_class[label] += count
-        described[split] = {
-            "records": sum(line["records"] for line in lines),
-            "per_class": per_class,
-            "shards": [
-                {name: line[name] for name in ("file", "records", "bytes", "sha256")}
-                for line in lines
-            ],
-            "left_out": [one for line in lines for one in line["left_out"]],
-            "converted": [one for line in lines for one in line["converted"]],
-        }
-    return {
-        "format": 1,
-        "options": options,
-        "inputs": inputs,
-        "classes": len(labels),
-        "splits": described,
-    }
-
-
-def _summary(described: dict[str, Any], data_dir: Path) -> str:
-    lines = []
-    for split, of in described["splits"].items():
-        size = sum(shard["bytes"] for shard in of["shards"])
-        lines.append(
-            f"{split}: {of['records']:,} images, {len(of['shards']):,} shards, "
-            f"{size / 1e9:,.2f} GB; {len(of['converted']):,} became RGB JPEGs, "
-            f"{len(of['left_out']):,} left out"
-        )
-        lines += [f"  left out {text}" for text in shard_writer.named(of)]
-    return "\n".join(
-        [*lines, f"{data_dir} is finished: train with --data_dir={data_dir}"]
-    )
-
-
 def _head(options: dict[str, int], inputs: dict[str, str]) -> dict[str, int | str]:
     """What must be the same for a preparation to go on, in words."""
     of_images = {f"the {split} images' checksum": inputs[split] for split in inputs}
     return {**{f"--{name}": options[name] for name in options}, **of_images}
 
 
-def _finished(values: absl_flags.FlagValues, data_dir: Path) -> bool:
-    """Whether all is done already, with these options; the images may be gone."""
-    path = data_dir / "manifest.json"
-    if not path.is_file():
+def _finished(
+    values: absl_flags.FlagValues,
+    data_dir: Path,
+    inputs: dict[str, str] | None = None,
+) -> bool:
+    """Whether all is done already, with these options and images.
+
+    Args:
+      values: the flags.
+      data_dir: of the shards.
+      inputs: the images' checksums. None: of those images that are still there, since
+        a finished folder needs them no more.
+
+    Raises:
+      OSError: a file cannot be read.
+      ValueError: it is done otherwise, or damaged.
+    """
+    described = preparation_manifest.read(data_dir)
+    if described is None:
         return False
-    described = json.loads(path.read_text("utf-8"))
-    old = described["options"]
+    old = {name: described["options"][name] for name in preparation_manifest.OPTIONS}
     new = {name: values[name].value for name in old}
     for split in SPLITS:
         new[f"{split}_shards"] = new[f"{split}_shards"] or old[f"{split}_shards"]
     refuse_difference(data_dir, _head(old, {}), _head(new, {}))
-    for of in described["splits"].values():
-        for shard in of["shards"]:
-            path = data_dir / shard["file"]
-            if not path.is_file() or path.stat().st_size != shard["bytes"]:
-                raise ValueError(
-                    f"{path} must be there with {shard['bytes']:,} bytes, as "
-                    "manifest.json says, but is not: prepare all in a new --data_dir"
-                )
-    print(_summary(described, data_dir))
-    (data_dir / JOURNAL).unlink(missing_ok=True)
+    if values.expect_imagenet:
+        counts = {
+            split: of["records"] + len(of["left_out"])
+            for split, of in described["splits"].items()
+        }
+        require_imagenet(described["classes"], counts)
+    preparation_manifest.require_files(data_dir, described)
+    missing: list[str] = []
+    if inputs is None:
+        with shard_writer.workers(_workers(values)) as pool:
+            images, missing = still_there(values, pool)
+        inputs = {
+            split: shard_writer.fingerprint(shard_writer.in_order(split, of))
+            for split, of in images.items()
+        }
+    refuse_difference(data_dir, _head({}, described["inputs"]), _head({}, inputs))
+    print("\n".join([preparation_manifest.summary(described, data_dir), *missing]))
+    # A kill may have left it. Folders that cannot be written may keep it.
+    with contextlib.suppress(OSError):
+        (data_dir / JOURNAL).unlink()
     return True
 
 
-def verify(data_dir: Path) -> None:
-    """Reads a finished folder again and compares it with its manifest.
-
-    Raises:
-      ValueError: there is no manifest, or a shard differs from it.
-    """
-    path = data_dir / "manifest.json"
-    if not path.is_file():
-        raise ValueError(f"--verify needs a finished folder, but {path} is not there")
-    described = json.loads(path.read_text("utf-8"))
-    shards = [shard for of in described["splits"].values() for shard in of["shards"]]
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        sums = pool.map(lambda shard: _sha256(data_dir / shard["file"]), shards)
-        broken = [
-            shard["file"]
-            for shard, found in zip(shards, sums)
-            if found != shard["sha256"]
-        ]
-    if broken:
-        raise ValueError(
-            f"{data_dir}: {len(broken):,} of {len(shards):,} shards are not as they "
-            f"were written: {', '.join(broken)}; prepare them again in a new folder"
-        )
-    print(f"{data_dir}: all {len(shards):,} shards are as they were written")
-
-
-def _sha256(path: Path) -> str:
-    """The checksum of a file; empty if it cannot be read."""
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while chunk := file.read(_VERIFY_CHUNK):
-                digest.update(chunk)
-    except OSError:
-        return ""
-    return digest.hexdigest()
+def _workers(values: absl_flags.FlagValues) -> int:
+    return values.workers or len(os.sched_getaffinity(0))
 
 
 def prepare(values: absl_flags.FlagValues, data_dir: Path) -> int:
@@ -178,7 +125,7 @@ def prepare(values: absl_flags.FlagValues, data_dir: Path) -> int:
       OSError: a disk is full, or a file cannot be read or written.
       ValueError: it cannot be done; nothing is written if that can be known before.
     """
-    workers = values.workers or len(os.sched_getaffinity(0))
+    workers = _workers(values)
     with shard_writer.workers(workers) as pool:
         found, words = preflight(values, data_dir, pool)
     images = {split: shard_writer.in_order(split, found[split]) for split in SPLITS}
@@ -207,6 +154,11 @@ def prepare(values: absl_flags.FlagValues, data_dir: Path) -> int:
     }
     data_dir.mkdir(parents=True, exist_ok=True)
     journal = Journal(data_dir, _head(options, inputs))
+    # Another process may have finished the folder since this one looked for that.
+    if (data_dir / manifest.NAME).exists():
+        journal.remove()
+        _finished(values, data_dir, inputs)
+        return 0
     try:
         with shard_writer.workers(workers) as pool:
             bad = shard_writer.write(
@@ -231,16 +183,10 @@ def prepare(values: absl_flags.FlagValues, data_dir: Path) -> int:
         split: [journal.done[shard.file] for shard in of]
         for split, of in shards.items()
     }
-    described = manifest(options, inputs, labels, lines)
-    names = (f"{name} {words.get(name, '')}".strip() for name in labels)
-    shard_writer.write_whole(
-        data_dir / "labels.txt", "".join(f"{name}\n" for name in names)
-    )
-    shard_writer.write_whole(
-        data_dir / "manifest.json", json.dumps(described, indent=1) + "\n"
-    )
+    names = [f"{name} {words.get(name, '')}".strip() for name in labels]
+    described = preparation_manifest.write(data_dir, options, inputs, names, lines)
     journal.remove()
-    print(_summary(described, data_dir))
+    print(preparation_manifest.summary(described, data_dir))
     return 0
 
 
@@ -333,15 +279,15 @@ def define(values: absl_flags.FlagValues) -> None:
 def main(_: list[str]) -> int:
     """Prepares or verifies. Returns the exit code."""
     values = flags.FLAGS
+    if not values.data_dir:
+        raise ValueError("--data_dir must name a folder, got an empty text")
     data_dir = Path(values.data_dir)
     if values.verify:
-        verify(data_dir)
-        return 0
-    if _finished(values, data_dir):
+        preparation_manifest.verify(data_dir)
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
-        return prepare(values, data_dir)
+        return 0 if _finished(values, data_dir) else prepare(values, data_dir)
     except OSError as error:
         raise ValueError(
             f"stopped by {error.filename or data_dir}: {error.strerror}; when that is "

@@ -68,7 +68,7 @@ def fingerprint(images: list[Image]) -> str:
     """Tells a set of images from another: their names, classes and sizes."""
     digest = hashlib.sha256()
     for image in images:
-        digest.update(f"{_key(image)}\0{image.length}\n".encode())
+        digest.update(f"{_key(image)}\0{image.size}\n".encode())
     return digest.hexdigest()
 
 

@@ -2,7 +2,9 @@
 
 import csv
 import io
+import os
 import re
+import stat
 import tarfile
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -39,6 +41,11 @@ def read(path: str, names: Sequence[str]) -> Labels:
         image once.
     """
     try:
+        # A pipe would be waited for, without an end.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ValueError(
+                f"--validation_labels must be {EXPECTED}; {path} is no file"
+            )
         with open(path, "rb") as file:
             data = file.read(_MOST_BYTES)
     except OSError as error:
@@ -55,6 +62,8 @@ def read(path: str, names: Sequence[str]) -> Labels:
             raise ValueError(
                 f"--validation_labels must be {EXPECTED}; {path} is none of them"
             ) from None
+        if not text.strip():
+            raise ValueError(f"--validation_labels must be {EXPECTED}; {path} is empty")
         if text.startswith("ImageId,"):
             return Labels(_kaggle(path, text, names), words)
         synsets = [line.strip() for line in text.strip().splitlines()]
@@ -73,10 +82,20 @@ def read(path: str, names: Sequence[str]) -> Labels:
 
 def _kaggle(path: str, text: str, names: Sequence[str]) -> list[str]:
     """From lines "ILSVRC2012_val_00000001,n01751748 111 108 411 293"."""
-    rows = list(csv.DictReader(io.StringIO(text)))
+    try:
+        table = csv.DictReader(io.StringIO(text))
+        rows = list(table)
+    except csv.Error as error:
+        raise ValueError(
+            f"--validation_labels must be {EXPECTED}; {path} is no table: {error}"
+        ) from error
+    if "PredictionString" not in table.fieldnames:
+        raise ValueError(
+            f"{path} must have the columns ImageId and PredictionString, as Kaggle's "
+            f"LOC_val_solution.csv has, but has {', '.join(table.fieldnames)}"
+        )
     classes = {
-        row["ImageId"]: (row.get("PredictionString") or "").split(" ")[0]
-        for row in rows
+        row["ImageId"]: (row["PredictionString"] or "").split(" ")[0] for row in rows
     }
     stems = [name.rpartition(".")[0] for name in names]
     missing = [name for name, stem in zip(names, stems) if stem not in classes]
