@@ -16,7 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_goyal import checkpoint, cluster, step
+from tf_goyal import checkpoint, cluster, reduction_plan, step
+from tf_goyal.allreduce import AllReduce
 from tf_goyal.batch_norm import BatchNormalization
 from tf_goyal.placement import Placement
 from tf_goyal.sgd import SGD
@@ -50,14 +51,15 @@ def main(layout: dict) -> None:
     addresses = tuple(f"127.0.0.1:{port}" for port in ports)
     strategy = cluster.strategy(
         cluster.Cluster(addresses if len(ports) > 1 else (), rank),
-        allreduce=layout["allreduce"],
         devices=layout["devices"],
     )
     for settings, output in layout["runs"]:
-        np.savez(output, **train(strategy, rank, settings))
+        np.savez(output, **train(strategy, rank, len(ports), settings))
 
 
-def train(strategy: tf.distribute.Strategy, rank: int, settings: dict) -> dict:
+def train(
+    strategy: tf.distribute.Strategy, rank: int, processes: int, settings: dict
+) -> dict:
     """One run of `settings` (layouts.DEFAULTS): what this rank ends with."""
     k, n = settings["workers"], settings["worker_batch"]
     placement = Placement(strategy, rank, k)
@@ -78,7 +80,19 @@ def train(strategy: tf.distribute.Strategy, rank: int, settings: dict) -> dict:
         groups=placement.devices if together else k,
         together=together,
         exact=settings["exact"],
-        bucket_bytes=settings["bucket_bytes"],
+        all_reduce=AllReduce(
+            lambda sizes: reduction_plan.plan(
+                sizes,
+                [1.0] * len(sizes),
+                bucket_bytes=settings["bucket_bytes"],
+                algorithm=lambda size: settings["algorithm"],
+                cost=None,
+                in_flight=1,
+            ),
+            rank=rank,
+            hosts=settings["hosts"] or [[r] for r in range(processes)],
+            wire_dtype=tf.as_dtype(settings["wire"]) if settings["wire"] else None,
+        ),
     )
     random = np.random.default_rng(0)
     here = slice(placement.workers.start, placement.workers.stop)

@@ -20,6 +20,9 @@ DEFAULTS = {
     "statistics": "worker",
     "exact": False,
     "bucket_bytes": 2**20,
+    "algorithm": "auto",
+    "hosts": None,  # the ranks on each; by default each is alone
+    "wire": None,
     "learning_rate": 0.1,
     "momentum": 0.9,
     "weight_decay": 1e-4,
@@ -33,14 +36,13 @@ def train(
     runs: dict[str, dict[str, Any]],
     processes: int = 1,
     devices: int = 1,
-    allreduce: str = "auto",
 ) -> dict[str, list[dict[str, Any]]]:
     """Trains each of `runs` on one layout, in fresh processes.
 
     Args:
       folder: where the ranks write.
       runs: settings over `DEFAULTS`, by name.
-      processes, devices, allreduce: the layout; devices are per process.
+      processes, devices: the layout; devices are per process.
 
     Returns:
       For each name what each rank ended with.
@@ -53,7 +55,6 @@ def train(
             "rank": rank,
             "ports": ports,
             "devices": devices,
-            "allreduce": allreduce,
             "runs": [
                 [{**DEFAULTS, **settings}, str(folder / f"{name}-{rank}.npz")]
                 for name, settings in runs.items()

@@ -206,7 +206,7 @@ def test_every_model_is_accepted(model):
         ({"momentum": -0.1}, ["--momentum", "-0.1"]),
         ({"weight_decay": -1e-4}, ["--weight_decay", "-0.0001"]),
         ({"weight_decay": math.inf}, ["--weight_decay", "inf"]),
-        ({"bucket_mb": -1.0}, ["--bucket_mb", "-1.0"]),
+        ({"bucket_mb": -0.5}, ["--bucket_mb", "-0.5"]),
         ({"devices": -1}, ["--devices", "-1"]),
         ({"intra_op_threads": -1}, ["--intra_op_threads", "-1"]),
         ({"checkpoint_every": 0.0}, ["--checkpoint_every", "0.0"]),

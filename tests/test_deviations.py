@@ -94,6 +94,7 @@ def test_every_setting_that_changes_the_mathematics_is_compared():
     ("changes", "item"),
     [
         ({"worker_batch": 64}, "images per worker"),
+        ({"gradient_dtype": "bfloat16"}, "gradients on the wire"),
         ({"global_batch": 64}, "minibatch"),
         ({"global_batch": 131_072}, "minibatch"),
         ({"epochs": 89.0}, "length"),

@@ -4,7 +4,7 @@ import pytest
 from doctor_run import IMAGENET, goyal_8k
 from doctor_run import facts as facts_of_goyal_8k
 
-from tf_goyal import cluster, doctor_facts, records
+from tf_goyal import cluster, doctor_facts, records, reduction_choice
 from tf_goyal.datasets import Dataset
 from tf_goyal.image_folder import FolderSplit
 from tf_goyal.shards import ShardSplit
@@ -118,8 +118,8 @@ class Network:
 def test_exact_sums_are_twice_as_long():
     """Three scalars, two signals, statistics, gradients from the last to the first."""
     elements = [1, 1, 1, 2, 7, 7, 5, 5, 90]
-    fast = doctor_facts.message_sizes(goyal_8k(), Network)
-    exact = doctor_facts.message_sizes(goyal_8k(reduction="exact"), Network)
+    fast = reduction_choice.message_sizes(goyal_8k(), Network)
+    exact = reduction_choice.message_sizes(goyal_8k(reduction="exact"), Network)
     assert fast == [4 * count for count in elements]
     assert exact == [8 * count for count in elements]
     messages = doctor_facts.messages(goyal_8k(reduction="exact"), Network)
@@ -130,12 +130,12 @@ def test_exact_sums_are_twice_as_long():
 
 
 @pytest.mark.parametrize("reduction", ["fast", "exact"])
-def test_messages_are_those_of_the_step(monkeypatch, reduction):
+def test_messages_are_those_of_the_step(reduction):
     """What doctor counts is what a step hands to the all-reduce, in its order."""
     import keras
     import tensorflow as tf
 
-    from tf_goyal import allreduce, step
+    from tf_goyal import step
     from tf_goyal.batch_norm import BatchNormalization
 
     model = keras.Sequential(
@@ -152,11 +152,10 @@ def test_messages_are_those_of_the_step(monkeypatch, reduction):
     optimizer.build(model.trainable_variables)
     sent = []
 
-    def all_reduce(tensors, bucket_bytes):
+    def all_reduce(tensors):
         sent.extend(t.shape.num_elements() * t.dtype.size for t in tensors)
         return list(tensors)
 
-    monkeypatch.setattr(allreduce, "all_reduce", all_reduce)
     train_step = step.train_step(
         model,
         optimizer,
@@ -165,11 +164,11 @@ def test_messages_are_those_of_the_step(monkeypatch, reduction):
         groups=1,
         together=False,
         exact=reduction == "exact",
-        bucket_bytes=0,
+        all_reduce=all_reduce,
     )
     images, labels = tf.zeros([1, 2, 4, 4, 3], tf.uint8), tf.zeros([1, 2], tf.int32)
     train_step.get_concrete_function(images, labels, tf.zeros([2]))
-    assert sent == doctor_facts.message_sizes(goyal_8k(reduction=reduction), model)
+    assert sent == reduction_choice.message_sizes(goyal_8k(reduction=reduction), model)
 
 
 def test_layouts():

@@ -22,26 +22,53 @@ RUNS = {
     "twenty_exact": {**TWENTY, "exact": True},
     "everything": EVERYTHING,
 }
+# C4: 20 steps with each algorithm; two hosts of two processes where there are four.
+ALGORITHMS = {
+    "ring": {"algorithm": "ring"},
+    "halving_doubling": {"algorithm": "halving_doubling"},
+    "hierarchical": {"algorithm": "hierarchical", "hosts": [[0], [1]]},
+    "one_host": {"algorithm": "hierarchical", "hosts": [[0, 1]]},
+}
+HOSTS = {3: [[0, 2], [1]], 4: [[0, 2], [1, 3]]}
+for algorithm, settings in ALGORITHMS.items():
+    RUNS[f"twenty_{algorithm}"] = {**TWENTY, **settings}
+    RUNS[f"twenty_{algorithm}_exact"] = {**TWENTY, **settings, "exact": True}
+for wire in ("bfloat16", "float16"):
+    for algorithm in ("auto", "halving_doubling"):
+        RUNS[f"{wire}_{algorithm}"] = {"algorithm": algorithm, "wire": wire}
+for processes, hosts in HOSTS.items():
+    for algorithm in ("halving_doubling", "hierarchical"):
+        RUNS[f"exact_{algorithm}_{processes}"] = {
+            "exact": True,
+            "algorithm": algorithm,
+            "hosts": hosts,
+            "bucket_bytes": 2**12,
+        }
 BUCKETS = ["exact_buckets_of_0", "exact_buckets_of_4k", "exact_bucket_of_all"]
-PLANS = {  # (processes, devices, allreduce): runs
-    (1, 1, "auto"): [name for name in RUNS if name not in BUCKETS],
-    (1, 2, "auto"): ["exact", "plain", "plain_decayed", "everything"],
-    (1, 3, "auto"): ["exact", "everything"],
-    (1, 4, "auto"): ["plain", "plain_decayed"],
-    (2, 1, "auto"): ["exact", *BUCKETS, "bright", "twenty", "twenty_exact"],
-    (2, 1, "ring"): ["twenty", "twenty_exact"],
-    (3, 1, "auto"): ["exact"],
-    (4, 1, "auto"): ["exact"],
+PLANS = {  # (processes, devices): runs
+    (1, 1): [
+        *["exact", "fast", "plain", "plain_decayed", "usual", "bright", "twenty"],
+        *["twenty_exact", "everything"],
+    ],
+    (1, 2): ["exact", "plain", "plain_decayed", "everything"],
+    (1, 3): ["exact", "everything"],
+    (1, 4): ["plain", "plain_decayed"],
+    (2, 1): [
+        *["exact", *BUCKETS, "bright", "twenty"],
+        *[name for name in RUNS if name.startswith(("twenty_", "bfloat", "float16"))],
+    ],
+    (3, 1): ["exact", "exact_halving_doubling_3", "exact_hierarchical_3"],
+    (4, 1): ["exact", "exact_halving_doubling_4", "exact_hierarchical_4"],
 }
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """(name, processes, devices, allreduce) -> what each rank ended with."""
+    """(name, processes, devices) -> what each rank ended with."""
     done = {}
 
-    def result(name, processes=1, devices=1, allreduce="auto"):
-        layout = (processes, devices, allreduce)
+    def result(name, processes=1, devices=1):
+        layout = (processes, devices)
         if layout not in done:
             folder = tmp_path_factory.mktemp("layout")
             runs = {name: RUNS[name] for name in PLANS[layout]}
@@ -96,14 +123,32 @@ def test_buckets_change_nothing(trained, name):
         assert layouts.difference(result, trained("exact")[0]) == 0.0
 
 
-@pytest.mark.parametrize("allreduce", ["ring", "auto"])
-def test_twenty_steps_with_each_algorithm(trained, allreduce):
-    """C4: fresh processes; rounding only in float32, nothing with the exact sum."""
-    first, second = trained("twenty", 2, allreduce=allreduce)
+@pytest.mark.parametrize("name", ["twenty", *[f"twenty_{a}" for a in ALGORITHMS]])
+def test_twenty_steps_with_each_algorithm(trained, name):
+    """C4: rounding only in float32, nothing with the exact sum."""
+    first, second = trained(name, 2)
     assert layouts.difference(first, second) == 0.0
     assert layouts.difference(first, trained("twenty")[0]) < 1e-4
-    exact = trained("twenty_exact", 2, allreduce=allreduce)[0]
+    exact = trained(f"{name}_exact", 2)[0]
     assert layouts.difference(exact, trained("twenty_exact")[0]) == 0.0
+
+
+@pytest.mark.parametrize("processes", HOSTS)
+@pytest.mark.parametrize("algorithm", ["halving_doubling", "hierarchical"])
+def test_exact_sum_by_our_algorithms(trained, processes, algorithm):
+    """Binary blocks of 2 + 1, two hosts of two processes: the bits of one process."""
+    for result in trained(f"exact_{algorithm}_{processes}", processes):
+        assert layouts.difference(result, trained("exact")[0]) == 0.0
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "halving_doubling"])
+@pytest.mark.parametrize(("wire", "unit"), [("bfloat16", 2**-8), ("float16", 2**-11)])
+def test_half_precision_on_the_wire(trained, wire, unit, algorithm):
+    """--gradient_dtype: the same bits on both ranks, an error as of the rounding."""
+    first, second = trained(f"{wire}_{algorithm}", 2)
+    assert layouts.difference(first, second) == 0.0
+    difference = layouts.difference(first, trained("fast")[0])
+    assert 0.0 < difference < 20 * unit
 
 
 @pytest.mark.parametrize("devices", [2, 3])

@@ -104,7 +104,7 @@ def test_d4_is_what_the_input_pipeline_reads(tmp_path, shuffle):
     sampler = Sampler(
         data,
         build.order(settings, data.part_sizes),
-        Labels(data, images, 0),
+        Labels(images, 0),
         seed=0,
         total_images=images,  # what fills the last step up has label -1
         min_crop_area=1.0,

@@ -66,6 +66,7 @@ def recipe(data, model_dir, **changes):
         "lr_boundaries": "1,2",
         "steps": 10,
         "reduction": "exact",
+        "allreduce": "halving_doubling",
         "log_every": 1,
     }
     return [f"--{name}={value}" for name, value in {**flags, **changes}.items()]
@@ -343,6 +344,55 @@ def test_a_killed_worker_is_started_again_and_nothing_shows(data, two, tmp_path)
     assert events.count("start") == 2
 
 
+@pytest.mark.parametrize("algorithm", ["halving_doubling", "ring"])
+def test_a_peer_that_stops_answering_is_named(data, tmp_path, algorithm):
+    """A stopped process raises no error anywhere: the others leave with 138."""
+    changes = {"steps": 100_000, "collective_timeout": 3, "allreduce": algorithm}
+    flags = recipe(data, tmp_path / "run", **changes)
+    ports = free_ports(3)
+    log = tmp_path / "run" / "log.jsonl"
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(started("tf_goyal.train", flags, rank, ports))
+            for rank in range(3)
+        ]
+        deadline = time.monotonic() + DEADLINE
+        while not (log.exists() and '"step": 3,' in log.read_text()):
+            assert time.monotonic() < deadline and processes[0].poll() is None
+            time.sleep(0.1)
+        processes[2].send_signal(signal.SIGSTOP)
+        outputs = [p.communicate(timeout=DEADLINE)[0] for p in processes[:2]]
+    assert [process.returncode for process in processes[:2]] == [138, 138], outputs
+    for output in outputs:
+        assert "a peer was lost: step " in output
+    if algorithm == "ring":
+        assert "do not say from whom" in outputs[0]
+    else:
+        # Rank 1 waits for rank 0, which waits for rank 2.
+        assert "missing: bucket_" in outputs[0] and "from_rank_2" in outputs[0]
+    last = run_log.read(str(tmp_path / "run"))[-1]
+    assert last["event"] == "peer_lost" and "nothing for 3 s" in last["why"]
+
+
+def test_auto_measures_and_says_what_it_picks(data, tmp_path):
+    """Issue 4's auto: agreed by all ranks, and the bits of any other algorithm."""
+    flags = recipe(data, tmp_path / "run", allreduce="auto", steps=2)
+    results = train(flags, flags)
+    assert [code for code, _ in results] == [0, 0], results
+    (line,) = [
+        line
+        for line in run_log.read(str(tmp_path / "run"))
+        if line.get("event") == "all_reduce"
+    ]
+    assert set(line["measured"]) == {"ring", "halving_doubling"}
+    for times in line["measured"].values():
+        assert "1024" in times and all(seconds > 0 for seconds in times.values())
+    picked = {bucket["algorithm"] for bucket in line["buckets"]}
+    assert picked <= {"ring", "halving_doubling"}
+    other = recipe(data, tmp_path / "other", bucket_mb=0.25, steps=2)
+    assert final_hash(train(other, other)[0][1]) == final_hash(results[0][1])
+
+
 @pytest.fixture(scope="module")
 def odd_data(tmp_path_factory):
     """D5, D6: odd images that are good, and in training four and one that are not."""
@@ -379,7 +429,7 @@ def test_broken_records_change_nothing_between_layouts(odd_data, tmp_path):
     """D5, D6: one process, three, and one after a stop: the same weights to the bit."""
     one, three = tmp_path / "one", tmp_path / "three"
     alone = train(recipe(odd_data, one))
-    flags = recipe(odd_data, three)
+    flags = recipe(odd_data, three, allreduce="auto")
     together = train(flags, flags, flags)
     assert [code for code, _ in alone + together] == [0] * 4, alone + together
     hashes = {final_hash(output) for _, output in alone + together}
@@ -426,11 +476,13 @@ def test_labels_that_count_from_one_are_refused(data, tmp_path, python):
 
 
 def test_different_flags_are_refused_by_all(data, tmp_path):
+    """S7's kind: by name; another all-reduce too, before anybody waits for it."""
     flags = recipe(data, tmp_path / "run")
-    other = recipe(data, tmp_path / "run", eval_every=0.5)
-    for code, output in train(flags, other):
+    other = recipe(data, tmp_path / "run", seed=7, allreduce="ring")
+    for (code, output), seed in zip(train(flags, other), (0, 7), strict=True):
         assert code == 2, output
-        assert "different flags" in output
+        assert "differ in --allreduce, --seed: start all" in output
+        assert f"--seed is {seed}" in output
 
 
 # Run in a process that then looks whether TensorFlow was ever imported.

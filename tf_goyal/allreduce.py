@@ -1,60 +1,154 @@
-"""Adding the devices up: buckets, and the only calls of collectives.
+"""Adding the devices up: buckets, algorithms, and nearly the only calls of collectives.
 
-Every function here is called in replica context, inside a `tf.function`, by every
-device of the run, with the same shapes. With one device it returns what it was given.
+`AllReduce` is called in replica context, inside a `tf.function`, by every device of the
+run, with the same shapes. With one device it returns what it was given.
 """
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tf_goyal import halving_doubling, hierarchical, pair_messages
+from tf_goyal.arrivals import Arrivals
+from tf_goyal.reduction_plan import Bucket
+from tf_goyal.watchdog import READY
 
-def buckets(sizes: list[int], bucket_bytes: int) -> list[list[int]]:
-    """Groups tensors into buckets that each travel as one message.
+# Between processes: ours. All other algorithms are TensorFlow's.
+# "doubling" is halving-doubling without the halving: fewer rounds, more bytes.
+PAIRWISE = ("halving_doubling", "hierarchical", "doubling")
 
-    A bucket takes tensors in the given order until it holds at least `bucket_bytes`.
+# Each bucket of each graph has a number of its own, by which its messages are known:
+# every process makes the same graphs in the same order.
+_numbers = itertools.count()
 
-    Args:
-      sizes: bytes of each tensor, in the order in which they become ready.
-      bucket_bytes: 0 sends every tensor alone; more than the sum sends all at once.
-
-    Returns:
-      Lists of positions in `sizes`; together each position once, in order.
-
-    >>> buckets([4, 4, 4, 4, 4], 8)
-    [[0, 1], [2, 3], [4]]
-    """
-    groups: list[list[int]] = []
-    filled = bucket_bytes
-    for position, size in enumerate(sizes):
-        if filled >= bucket_bytes:
-            groups.append([])
-            filled = 0
-        groups[-1].append(position)
-        filled += size
-    return groups
+IN_FLIGHT = 8  # buckets under way at once: a bound on what they hold in memory
 
 
-def all_reduce(tensors: list[tf.Tensor], bucket_bytes: int) -> list[tf.Tensor]:
-    """Sums each tensor over all devices (§3: nobody averages).
-
-    Args:
-      tensors: of one dtype and of known shapes, in the order in which they become
-        ready: a bucket leaves when its last tensor is there, while backward goes on
-        with the next (§4).
-      bucket_bytes: see `buckets`.
-
-    Returns:
-      The sums, in the order and the shapes of `tensors`.
-    """
+def device_sum(tensor: tf.Tensor) -> tf.Tensor:
+    """Sums one tensor over all devices, by TensorFlow's own algorithm."""
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
-        return list(tensors)
-    reduced: list[tf.Tensor] = []
-    sizes = [t.shape.num_elements() * t.dtype.size for t in tensors]
-    for bucket in buckets(sizes, bucket_bytes):
-        parts = [tensors[position] for position in bucket]
-        flat = tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
-        total = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
-        lengths = [part.shape.num_elements() for part in parts]
-        pieces = tf.split(total, lengths)
-        reduced += [tf.reshape(p, t.shape) for p, t in zip(pieces, parts, strict=True)]
-    return reduced
+        return tensor
+    # Of a tensor that was made here TensorFlow knows where it is.
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(tensor))
+
+
+class AllReduce:
+    """Sums tensors over all devices of a run (§3: nobody averages).
+
+    Args:
+      plan: bytes of each tensor -> buckets, see `reduction_plan`. Their algorithms are
+        TensorFlow's "ring", "nccl" and "auto", and ours.
+      rank: this process'.
+      hosts: the ranks on each host, see `hierarchical.ranks_by_host`.
+      arrivals: counts what comes, and this process' own part, for a watchdog.
+      wire_dtype: in which floating point travels between processes; None: as it is.
+        Ours then add in float32, TensorFlow's in this dtype.
+    """
+
+    def __init__(
+        self,
+        plan: Callable[[Sequence[int]], Sequence[Bucket]],
+        *,
+        rank: int = 0,
+        hosts: Sequence[Sequence[int]] = ((0,),),
+        arrivals: Arrivals | None = None,
+        wire_dtype: tf.DType | None = None,
+    ):
+        self._arrivals = arrivals
+        self._plan, self._rank, self._hosts = plan, rank, hosts
+        self._ranks = sorted(rank for host in hosts for rank in host)
+        self._wire_dtype = wire_dtype
+
+    def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums each tensor.
+
+        Args:
+          tensors: of one dtype and of known shapes, in the order in which they become
+            ready: a bucket leaves when its last tensor is there, while backward goes
+            on with the next (§4).
+
+        Returns:
+          The sums, in the order and the shapes of `tensors`.
+        """
+        if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
+            return list(tensors)
+        if self._arrivals:
+            with tf.control_dependencies(tensors):
+                self._arrivals.count(tf.constant(0), READY)
+        wire_dtype = self._wire_dtype if tensors[0].dtype.is_floating else None
+        wire_dtype = wire_dtype or tensors[0].dtype
+        reduced: list[tf.Tensor] = []
+        totals: list[tf.Tensor] = []
+        sizes = [t.shape.num_elements() * wire_dtype.size for t in tensors]
+        for number, bucket in enumerate(self._plan(sizes)):
+            parts = [tensors[position] for position in bucket.positions]
+            flat = tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
+            if number >= IN_FLIGHT:
+                with tf.control_dependencies([totals[number - IN_FLIGHT]]):
+                    flat = tf.identity(flat)
+            totals.append(self._reduce(flat, bucket.algorithm, wire_dtype))
+            lengths = [part.shape.num_elements() for part in parts]
+            pieces = tf.split(totals[-1], lengths)
+            reduced += [
+                tf.reshape(piece, part.shape)
+                for piece, part in zip(pieces, parts, strict=True)
+            ]
+        return reduced
+
+    def _reduce(
+        self, flat: tf.Tensor, algorithm: str, wire_dtype: tf.DType
+    ) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        if algorithm not in PAIRWISE or len(self._ranks) == 1:
+            options = None
+            if algorithm != "auto":
+                options = tf.distribute.experimental.CommunicationOptions(
+                    implementation=tf.distribute.experimental.CommunicationImplementation(
+                        algorithm.upper()
+                    )
+                )
+            total = context.all_reduce(
+                tf.distribute.ReduceOp.SUM, tf.cast(flat, wire_dtype), options
+            )
+            return tf.cast(total, flat.dtype)
+
+        def between_processes(tensor: tf.Tensor) -> tf.Tensor:
+            with contextlib.ExitStack() as stack:
+                if self._arrivals:
+                    stack.enter_context(pair_messages.counted(self._arrivals))
+                return by_messages(tensor)
+
+        def by_messages(tensor: tf.Tensor) -> tf.Tensor:
+            number = next(_numbers)
+            if algorithm == "hierarchical":
+                return hierarchical.all_reduce(
+                    tensor,
+                    rank=self._rank,
+                    hosts=self._hosts,
+                    bucket=number,
+                    wire_dtype=wire_dtype,
+                )
+            return halving_doubling.all_reduce(
+                tensor,
+                rank=self._rank,
+                ranks=self._ranks,
+                bucket=number,
+                halvings=0 if algorithm == "doubling" else None,
+                wire_dtype=wire_dtype,
+            )
+
+        if context.num_replicas_in_sync == len(self._ranks):
+            return between_processes(flat)
+
+        # §4, three phases: this process' devices are added up on the first of them,
+        # the processes among each other, and each device gets the sum.
+        def through_the_first_device(strategy, flats):
+            local = strategy.experimental_local_results(flats)
+            with tf.device(local[0].device):
+                total = tf.add_n(local)
+            return between_processes(total)
+
+        return context.merge_call(through_the_first_device, args=(flat,))

@@ -1,7 +1,7 @@
 """Config to objects: the only factory."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -17,11 +17,13 @@ from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
 from tf_goyal.image_order import ImageOrder
 from tf_goyal.placement import Placement
+from tf_goyal.reduction_choice import ReductionChoice
 from tf_goyal.run_log import RunLog
 from tf_goyal.samples import Labels, Sampler
 from tf_goyal.schedule import GoyalSchedule
 from tf_goyal.sgd import SGD
 from tf_goyal.trainer import Trainer
+from tf_goyal.watchdog import Watchdog
 
 
 def prepare_tensorflow(config: Config) -> None:
@@ -107,13 +109,18 @@ def order(config: Config, part_sizes: np.ndarray) -> ImageOrder:
     return image_order.shuffled(int(np.sum(part_sizes)), config.seed)
 
 
+def labels(config: Config, dataset: Dataset) -> Labels:
+    """The check of the stored labels."""
+    return Labels(dataset.num_classes, config.label_offset)
+
+
 def sampler(config: Config, dataset: Dataset) -> Sampler:
     """The training images of a run, by position."""
     split = dataset.train
     return Sampler(
         split,
         order(config, split.part_sizes),
-        Labels(split, dataset.num_classes, config.label_offset),
+        labels(config, dataset),
         seed=config.seed,
         total_images=config.total_images(len(split)),
         min_crop_area=config.min_crop_area,
@@ -140,7 +147,7 @@ def evaluator(
     rounds = evaluation.batches_of(len(split), batch, placement)
     batches = input_pipeline.EvalBatches(
         split,
-        Labels(split, dataset.num_classes, config.label_offset),
+        labels(config, dataset),
         batch=batch,
         batches=[b for devices in rounds for b in devices],
         image_size=config.image_size,
@@ -157,6 +164,7 @@ def trainer(
     cluster: Cluster,
     dataset: Dataset,
     metadata: dict[str, Any],
+    lost: Callable[[str], None],
     broken_records: dict[str, list[int]] | None = None,
 ) -> Trainer:
     """Everything that trains, on this process' part of the cluster.
@@ -166,6 +174,7 @@ def trainer(
       cluster: that this process belongs to.
       dataset: the run's.
       metadata: to store with every checkpoint.
+      lost: ends the process because a peer does not answer; it is told more.
       broken_records: known from the checkpoint that the run goes on from.
 
     Raises:
@@ -203,11 +212,13 @@ def trainer(
 
     def describe_broken(split: str, record: int) -> tuple[str, str]:
         records = getattr(dataset, split)
-        why = input_pipeline.fault(records, record, config.dct)
-        return records.where(record), why or "it is broken at another process"
+        why = input_pipeline.fault(records, record, config.dct, labels(config, dataset))
+        return records.where(record), why or "it could not be read or decoded then"
 
     device_sum = step.device_sum(strategy, placement)
-
+    reduction = ReductionChoice(
+        config, cluster, network, strategy, placement, device_sum
+    )
     is_first = cluster.rank == 0
     if is_first:
         os.makedirs(config.model_dir, exist_ok=True)
@@ -225,7 +236,7 @@ def trainer(
             groups=placement.devices if everything else config.virtual_workers,
             together=everything,
             exact=config.reduction == "exact",
-            bucket_bytes=int(config.bucket_mb * 2**20),
+            all_reduce=reduction.all_reduce,
         ),
         batches=batches,
         evaluate=evaluator(config, dataset, network, strategy, placement),
@@ -235,6 +246,12 @@ def trainer(
         describe_broken=describe_broken,
         validation_images=len(dataset.validation),
         device_sum=device_sum,
+        choose_all_reduce=reduction.choose,
+        watchdog=Watchdog(
+            config.collective_timeout if cluster.processes > 1 else 0.0,
+            reduction.arrivals.counts,
+            lost,
+        ),
         log=RunLog(config.model_dir, writes=is_first),
         model_dir=config.model_dir,
         keep_checkpoints=config.keep_checkpoints,

@@ -297,7 +297,7 @@ def local_devices(cluster: Cluster, *, allreduce: str, devices: int) -> list[str
 
     Args:
         cluster: who takes part.
-        allreduce: "ring", "nccl", or "auto" for TensorFlow's choice.
+        allreduce: of `config.ALLREDUCE`; "nccl" needs GPUs.
         devices: devices of this process; 0: all its GPUs, else one CPU. Without
             GPUs, N stands for N logical CPUs.
 
@@ -313,7 +313,7 @@ def local_devices(cluster: Cluster, *, allreduce: str, devices: int) -> list[str
     if allreduce == "nccl" and not gpus:
         raise ValueError(
             "--allreduce=nccl needs GPUs, but this process sees CPUs only: use "
-            "--allreduce=ring or auto"
+            "--allreduce=halving_doubling, hierarchical, ring or auto"
         )
     if gpus and devices > gpus:
         raise ValueError(
@@ -355,12 +355,7 @@ def strategy(
         _split_cpu(len(names))
     if cluster.processes > 1:
         os.environ["TF_CONFIG"] = cluster.to_tf_config()
-        options = tf.distribute.experimental.CommunicationOptions(
-            implementation=tf.distribute.experimental.CommunicationImplementation(
-                allreduce.upper()
-            )
-        )
-        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        return tf.distribute.MultiWorkerMirroredStrategy()
     if len(names) == 1:
         return tf.distribute.OneDeviceStrategy(names[0])
     # Logical CPUs share their memory: adding up in one place is the quickest there,

@@ -26,6 +26,8 @@ MODELS = (
     "resnet56",
 )
 
+ALLREDUCE = ("auto", "ring", "nccl", "halving_doubling", "hierarchical")
+
 SMALLEST_IMAGE = 8  # pixels: the ResNets' strides leave nothing of less
 LARGEST_IMAGE = 4096  # pixels: more is a slip of the keyboard
 
@@ -42,6 +44,7 @@ _NOT_RECIPE = frozenset(
         "steps",
         "allreduce",
         "bucket_mb",
+        "collective_timeout",
         "intra_op_threads",
         "devices",
         "checkpoint_every",
@@ -263,14 +266,29 @@ class Config:
     allreduce: str = _setting(
         "auto",
         "Computation",
-        "Algorithm between devices: ring, nccl (GPUs only), or TensorFlow's choice "
-        "(auto).",
-        choices=("auto", "ring", "nccl"),
+        "Algorithm between processes: TensorFlow's ring or nccl (GPUs only), "
+        "halving_doubling (fewer rounds), hierarchical (processes of a host first), or "
+        "for each bucket the quickest by a measurement at the start (auto).",
+        choices=ALLREDUCE,
     )
     bucket_mb: float = _setting(
-        8.0,
+        -1.0,
         "Computation",
-        "Gradients sent together, in MB (2**20 bytes); 0: each gradient alone.",
+        "Gradients sent together, in MB (2**20 bytes); 0: each gradient alone; -1: by "
+        "the measurement of --allreduce=auto, or else 8.",
+    )
+    gradient_dtype: str = _setting(
+        "float32",
+        "Computation",
+        "Type in which gradients travel between processes; sums stay float32 with our "
+        "algorithms. Has no effect on --reduction=exact.",
+        choices=("float32", "bfloat16", "float16"),
+    )
+    collective_timeout: float = _setting(
+        600.0,
+        "Computation",
+        "Seconds after which an all-reduce that does not end counts as a lost peer "
+        "(exit code 138); 0: never.",
     )
     devices: int = _setting(
         0,
@@ -510,7 +528,7 @@ def _check_values(config: Config) -> None:
         ("base_lr", 0),
         ("warmup_epochs", 0),
         ("weight_decay", 0),
-        ("bucket_mb", 0),
+        ("collective_timeout", 0),
         ("devices", 0),
         ("intra_op_threads", 0),
         ("max_bad_records", 0),
@@ -533,6 +551,10 @@ def _check_values(config: Config) -> None:
     ):
         value = getattr(config, name)
         _require(value <= most, f"--{name} must be at most {most}, got {value}")
+    _require(
+        config.bucket_mb >= 0 or config.bucket_mb == -1,
+        f"--bucket_mb must be -1 or at least 0, got {config.bucket_mb}",
+    )
     for name in ("checkpoint_every", "eval_every"):
         value = getattr(config, name)
         _require(value > 0, f"--{name} must be more than 0 epochs, got {value}")

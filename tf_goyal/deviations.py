@@ -316,6 +316,15 @@ RECIPE = (
         keeps=_is("weight_decay", 1e-4),
     ),
     Item(
+        "gradients on the wire",
+        "§4",
+        "single precision",
+        ("gradient_dtype",),
+        keeps=lambda run: (
+            run.config.gradient_dtype == "float32" or run.config.reduction == "exact"
+        ),
+    ),
+    Item(
         "order of the images",
         "§3",
         "one random shuffle of all training images per epoch",

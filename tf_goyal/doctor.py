@@ -198,7 +198,18 @@ def refuse_failures(facts: dict[str, Any]) -> None:
 def _refuse_data(reading: dict[str, Any], most: int) -> None:
     for split in reading.values():
         if first := split["labels_out_of_range"]["first"]:
-            raise ValueError(first)
+            raise ValueError(
+                f"{first}: repair this record or labels.txt, or set --label_offset if "
+                "all are off"
+            )
+    for name, split in reading.items():
+        if split["broken"] and len(split["broken"]) == split["records"]:
+            first = split["broken"][0]
+            raise ValueError(
+                f"the {name} split must have good records, but none of its "
+                f"{split['records']:,} is, the first one being {first['place']} "
+                f"({first['reason']}): copy or prepare the data again"
+            )
     broken = [each for split in reading.values() for each in split["broken"]]
     if len(broken) > most:
         named = [f"{each['place']} ({each['reason']})" for each in broken[:_NAMED]]

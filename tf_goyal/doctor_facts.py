@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_goyal import allreduce, build, checkpoint, records
+from tf_goyal import build, checkpoint, records, reduction_choice
 from tf_goyal.cluster import Cluster
 from tf_goyal.config import Config
 from tf_goyal.data_report import spread
@@ -143,37 +143,23 @@ def memory(
     workers = math.ceil(settings.virtual_workers / processes)
     image = settings.image_size**2 * 3  # bytes: uint8, 3 channels
     label = 4  # bytes: int32
+    buckets = reduction_choice.message_sizes(settings, network)
     return {
         "weights": _bytes(network.variables),
         "optimizer_state": _bytes(optimizer.variables),
         "gradients": _elements(network.trainable_variables) * _sum_bytes(settings),
-        "buckets": sum(message_sizes(settings, network)) if devices > 1 else 0,
+        "buckets": sum(buckets) if devices > 1 else 0,
         "input_per_step": workers * settings.worker_batch * (image + label),
     }
 
 
-def message_sizes(settings: Config, network: keras.Model) -> list[int]:
-    """Bytes of everything that a step sums over the devices, in the order it leaves.
-
-    As `step.train_step` sends it: loss, error, faults, the two signals, the running
-    statistics, and the gradients from the last layer's to the first's.
-    """
-    variables = [
-        *network.non_trainable_variables,
-        *reversed(network.trainable_variables),
-    ]
-    elements = [1, 1, 1, 2, *(math.prod(v.shape) for v in variables)]
-    return [count * _sum_bytes(settings) for count in elements]
-
-
 def messages(settings: Config, network: keras.Model) -> Facts:
     """The buckets in which a step's sums travel between devices (§4)."""
-    sizes = message_sizes(settings, network)
-    groups = allreduce.buckets(sizes, int(settings.bucket_mb * 2**20))
+    buckets = reduction_choice.plan(settings, network)
     return {
-        "dtype": "int64" if settings.reduction == "exact" else "float32",
-        "bytes": sum(sizes),
-        "buckets": [sum(sizes[i] for i in group) for group in groups],
+        "dtype": "int64" if settings.reduction == "exact" else settings.gradient_dtype,
+        "bytes": sum(bucket.bytes for bucket in buckets),
+        "buckets": [bucket.bytes for bucket in buckets],
     }
 
 

@@ -230,7 +230,8 @@ def _reading(reading: dict[str, Any]) -> list[Table]:
 
 
 def _read_split(split: dict[str, Any]) -> list[tuple[str, ...]]:
-    good = split["records"] - len(split["broken"])
+    labels = split["labels_out_of_range"]
+    good = split["records"] - len(split["broken"]) - labels["records"]
     without = split["classes_without_images"]
     names = ", ".join(without[:_LISTED_CLASSES])
     if (more := len(without) - _LISTED_CLASSES) > 0:
@@ -240,7 +241,6 @@ def _read_split(split: dict[str, Any]) -> list[tuple[str, ...]]:
         f"{images:,} of orientation {name}"
         for name, images in split["orientations"].items()
     )
-    labels = split["labels_out_of_range"]
     return [
         ("good", f"{good:,} of {split['records']:,} records"),
         (

@@ -21,7 +21,7 @@ from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
 from tf_goyal.trained import TrainedModel
 
-PEER_LOST = 138  # exit code
+INPUT_FAILED, PEER_LOST = 3, 138  # exit codes
 
 
 def define(values: absl_flags.FlagValues) -> None:
@@ -59,7 +59,8 @@ def main(_: list[str]) -> int:
     try:
         result = evaluate(found, settings, members, data)
     except InputError as error:
-        raise ValueError(str(error)) from error
+        print(f"evaluate: {error}", file=sys.stderr, flush=True)
+        os._exit(INPUT_FAILED)  # the others are told by TensorFlow
     except tf.errors.OpError as error:
         if members.processes == 1:
             raise
@@ -96,14 +97,16 @@ def evaluate(
     checkpoint.assign("model", model.variables, found.arrays)
     sha256 = checkpoint.weights_sha256(checkpoint.arrays_of("model", model.variables))
 
-    if not agreement.all_agree(sha256, step.device_sum(strategy, placement), placement):
+    device_sum = step.device_sum(strategy, placement)
+    if agreement.differences({"checkpoint": sha256}, device_sum, placement):
         raise ValueError(
             "all processes must evaluate the same checkpoint; rank "
             f"{members.rank} has step {found.step}, sha256 {sha256}: give --step"
         )
     evaluation, left_out = build.evaluator(settings, data, model, strategy, placement)()
     for record in left_out:
-        why = input_pipeline.fault(data.validation, record, settings.dct)
+        labels = build.labels(settings, data)
+        why = input_pipeline.fault(data.validation, record, settings.dct, labels)
         print(
             f"evaluate: {data.validation.where(record)} is not counted: {why}",
             file=sys.stderr,

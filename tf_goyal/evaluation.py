@@ -74,7 +74,10 @@ def evaluate(
             pending = []
     images, top1, top5, loss = sum_devices(totals)
     if not images:
-        raise InputError("the validation set has no image that can be decoded")
+        raise InputError(
+            "no image of the validation set can be used; read it with python -m "
+            "tf_goyal.doctor --full, which names the reasons"
+        )
     evaluation = Evaluation(
         images=int(images),
         loss=float(loss) * 2.0**-30 / int(images),

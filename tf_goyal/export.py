@@ -258,8 +258,7 @@ def _check_images(
     """Encoded images, and what evaluation makes of them: uint8 [b, S, S, 3]."""
     import tensorflow as tf
 
-    from tf_goyal import augment, input_pipeline
-    from tf_goyal.samples import Labels
+    from tf_goyal import augment, build, input_pipeline
 
     shorter = settings.eval_shorter_side
     if data is None:
@@ -277,7 +276,7 @@ def _check_images(
     count = min(CHECK_IMAGES, len(split))
     batches = input_pipeline.EvalBatches(
         split,
-        Labels(split, data.num_classes, settings.label_offset),
+        build.labels(settings, data),
         batch=count,
         batches=range(1),
         **_image_settings(settings),

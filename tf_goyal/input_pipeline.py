@@ -161,7 +161,7 @@ class TrainBatches:
             encoded, _, is_jpeg, window, flip, _ = image
             try:
                 augment.train_image(encoded, is_jpeg, window, flip, **self._image)
-            except tf.errors.OpError:
+            except tf.errors.InvalidArgumentError:
                 self._sampler.reject(position)
                 found = True
         return found
@@ -237,11 +237,11 @@ class EvalBatches:
             try:
                 if record in self._broken:
                     raise BadRecord("it cannot be decoded")
-                encoded[i], stored, _ = samples.read(self._split, record)
+                image, stored, _ = samples.read(self._split, record)
+                label[i] = self._labels.label(stored)
+                encoded[i], counts[i] = image, True
             except BadRecord:
                 broken[i] = record
-                continue
-            label[i], counts[i] = self._labels.label(stored, record), True
         return encoded, label, counts, broken
 
     def _dataset(self, done: int) -> tf.data.Dataset:
@@ -275,7 +275,7 @@ class EvalBatches:
             try:
                 if encoded:
                     augment.eval_image(encoded, **self._image)
-            except tf.errors.OpError:
+            except tf.errors.InvalidArgumentError:
                 self._broken.add(record)
         return len(self._broken) > before
 
@@ -327,14 +327,18 @@ def _surviving(
                 raise InputError(f"the input failed: {text}") from error
 
 
-def fault(split: Split, record: int, dct: str = "fast") -> str | None:
+def fault(
+    split: Split, record: int, dct: str = "fast", labels: Labels | None = None
+) -> str | None:
     """What makes a record unusable, found by reading and decoding it whole.
 
     Returns:
       The reason, or None.
     """
     try:
-        encoded, _, _ = samples.read(split, record)
+        encoded, stored, _ = samples.read(split, record)
+        if labels:
+            labels.label(stored)
         augment.decode(encoded, dct)
     except BadRecord as error:
         return str(error)

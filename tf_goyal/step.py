@@ -1,6 +1,6 @@
 """THE train step and the evaluation step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -42,7 +42,7 @@ def train_step(
     groups: int,
     together: bool,
     exact: bool,
-    bucket_bytes: int,
+    all_reduce: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
 ) -> Callable[[Any, Any, Any], StepResult]:
     """Returns the compiled step: w <- w - eta * momentum(sum of gradients + lambda w).
 
@@ -54,7 +54,7 @@ def train_step(
       groups: see `workers.virtual_workers`.
       together: see `workers.virtual_workers`.
       exact: add up in fixed point.
-      bucket_bytes: see `allreduce.buckets`.
+      all_reduce: sums tensors over the devices, see `allreduce.AllReduce`.
 
     Returns:
       images [m, n, H, W, 3] uint8, labels [m, n] int32 and signals [2] float32 (see
@@ -77,12 +77,11 @@ def train_step(
 
         # Add the devices up. Backward makes the last layer's gradient first.
         signals = tf.cast(signals, sums.loss.dtype)
-        reduced = allreduce.all_reduce(
+        reduced = all_reduce(
             [
                 *[sums.loss, sums.error, sums.faults, signals, *sums.statistics],
                 *reversed(sums.gradients),
-            ],
-            bucket_bytes,
+            ]
         )
         with tf.control_dependencies(reduced):
             exposed = tf.timestamp() - ready
@@ -99,7 +98,7 @@ def train_step(
             loss = tf.where(faults == 0, loss, float("nan"))
         return gradients, statistics, (loss, error, signals, exposed)
 
-    @tf.function(jit_compile=False)
+    @tf.function(jit_compile=False, autograph=False)
     def step(images, labels, signals):
         gradients, statistics, numbers = strategy.run(
             on_device, args=(images, labels, signals)
@@ -155,7 +154,7 @@ def eval_step(
         )
         return tf.reduce_sum(tf.boolean_mask(rows, valid), 0)
 
-    @tf.function(jit_compile=False)
+    @tf.function(jit_compile=False, autograph=False)
     def step(images, labels, valid):
         return strategy.run(on_device, args=(images, labels, valid))
 
@@ -167,9 +166,9 @@ def device_sum(
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Returns the sum over all devices of the run: int64 [local devices, c] -> [c]."""
 
-    @tf.function(jit_compile=False)
+    @tf.function(jit_compile=False, autograph=False)
     def add(rows):
-        return strategy.run(lambda row: allreduce.all_reduce([row], 0)[0], args=(rows,))
+        return strategy.run(allreduce.device_sum, args=(rows,))
 
     def device_sum(rows: np.ndarray) -> np.ndarray:
         values = [tf.constant(row, tf.int64) for row in rows]

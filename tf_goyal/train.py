@@ -4,17 +4,19 @@ The cluster comes from TF_CONFIG; without it this process trains alone. What can
 refused is refused, with exit code 2, before TensorFlow starts.
 """
 
-import dataclasses
+import json
 import os
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tf_goyal import cluster, flags, preflight, provenance, resume, start, storage
 from tf_goyal.cluster import Cluster
 from tf_goyal.config import Config
 
-DONE, PEER_LOST = 0, 138  # exit codes; the trainer has more
+_OTHERS_SECONDS = 3.0  # for the others to say what they miss, before we are missed
+DONE, INPUT_FAILED, PEER_LOST = 0, 3, 138  # exit codes; the trainer has more
 
 
 def main(_: list[str]) -> int:
@@ -43,6 +45,7 @@ def main(_: list[str]) -> int:
         members,
         data,
         metadata=description,
+        lost=lambda why: _leave(trainer, members, why, after=_OTHERS_SECONDS),
         broken_records=manifest["broken_records"],
     )
     trainer.log.write(
@@ -53,10 +56,23 @@ def main(_: list[str]) -> int:
     if members.is_chief:
         provenance.write(settings.model_dir, description)
         print(_headline(settings, trainer, manifest["step"]), flush=True)
-    # Everything that must be the same everywhere: all but the paths.
-    alike = dataclasses.replace(settings, model_dir="", data_dir="").to_json()
-    alike = f"{alike} {description['derived']} {manifest['step']}"
-    return _train(trainer, manifest, alike, members)
+    return _train(trainer, manifest, _alike(settings, description, manifest), members)
+
+
+def _alike(
+    settings: Config, description: dict[str, Any], manifest: dict[str, Any]
+) -> dict[str, str]:
+    """What must be the same in every process, by the name that a person knows it by.
+
+    The paths need not be; what is there must.
+    """
+    fields = json.loads(settings.to_json())
+    said = {f"--{name}": value for name, value in fields.items()}
+    del said["--model_dir"], said["--data_dir"]
+    said |= {name.replace("_", " "): v for name, v in description["derived"].items()}
+    said |= {f"version of {name}": v for name, v in description["versions"].items()}
+    said["step of the checkpoint"] = manifest["step"]
+    return {name: json.dumps(value) for name, value in said.items()}
 
 
 def _headline(settings: Config, trainer: Any, first_step: int) -> str:
@@ -77,7 +93,9 @@ def _headline(settings: Config, trainer: Any, first_step: int) -> str:
     )
 
 
-def _train(trainer: Any, manifest: dict[str, Any], alike: str, members: Cluster) -> int:
+def _train(
+    trainer: Any, manifest: dict[str, Any], alike: dict[str, str], members: Cluster
+) -> int:
     """The run, from the checkpoint on, ended with all processes alike."""
     import tensorflow as tf
 
@@ -85,33 +103,49 @@ def _train(trainer: Any, manifest: dict[str, Any], alike: str, members: Cluster)
 
     rank = f"rank {members.rank} of {members.processes}"
     try:
-        if not trainer.agrees(alike):
+        if different := trainer.differences(alike):
             raise ValueError(
-                "the processes of the run have different flags, data or checkpoints: "
-                "start all of them with the same flags and the same --model_dir"
+                f"the processes of the run differ in {', '.join(different)}: start all "
+                "of them with the same flags, data, versions and --model_dir; here "
+                f"{', '.join(f'{name} is {alike[name]}' for name in different)}"
             )
+        trainer.log.write("event", event="all_reduce", **trainer.choose_all_reduce())
         try:
             code = trainer.train(manifest["step"], manifest["owes_evaluation"])
         except ValueError as error:  # a fault of ours, and not of the input
             raise RuntimeError("training failed") from error
         sha256 = trainer.weights_sha256()
-        if not trainer.agrees(sha256):
+        if trainer.differences({"weights": sha256}):
             raise RuntimeError(f"the weights differ between processes ({rank})")
     except InputError as error:
         print(f"{rank}: {error}", file=sys.stderr, flush=True)
         trainer.log.write("event", event="input_failed", why=str(error))
         trainer.log.close()
-        os._exit(flags.REFUSED)
+        os._exit(INPUT_FAILED)
     except tf.errors.OpError as error:
         if members.processes == 1 or not _peer_lost(error):
             raise
-        print(f"{rank}: a peer was lost: {error.message}", file=sys.stderr, flush=True)
-        trainer.log.write("event", event="peer_lost", why=error.message)
-        trainer.log.close()
-        os._exit(PEER_LOST)  # a lost peer's collectives would hold the exit up
+        _leave(trainer, members, _reason(error))
     print(f"{rank}: exit code {code}, weights_sha256 {sha256}", flush=True)
     trainer.log.close()
     return code
+
+
+def _leave(trainer: Any, members: Cluster, why: str, after: float = 0.0) -> NoReturn:
+    """Ends this process because a peer is lost, `after` some seconds."""
+    rank = f"rank {members.rank} of {members.processes}"
+    print(f"{rank}: a peer was lost: {why}", file=sys.stderr, flush=True)
+    trainer.log.write("event", event="peer_lost", why=why)
+    trainer.log.close()
+    time.sleep(after)
+    os._exit(PEER_LOST)  # a lost peer's collectives would hold the exit up
+
+
+def _reason(error: Any) -> str:
+    """What TensorFlow says of a lost peer, without the graph around it."""
+    lines = [line.strip() for line in error.message.splitlines() if line.strip()]
+    telling = [line for line in lines if "aborted by" in line or "unhealthy" in line]
+    return (telling or lines or ["TensorFlow does not say why"])[0]
 
 
 def _peer_lost(error: Any) -> bool:

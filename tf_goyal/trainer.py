@@ -18,6 +18,7 @@ from tf_goyal.placement import Placement
 from tf_goyal.progress import TrainingProgress
 from tf_goyal.run_log import RunLog
 from tf_goyal.step import StepResult
+from tf_goyal.watchdog import Watchdog
 
 # Exit codes.
 DONE, NOT_FINITE, TOO_MANY_BROKEN, ASKED_TO_STOP = 0, 3, 3, 143
@@ -41,6 +42,9 @@ class Trainer:
       describe_broken: split, record -> where a broken record is, and why it is.
       validation_images: records of the validation split, good or broken.
       device_sum: `step.device_sum`'s.
+      choose_all_reduce: to be called once by all processes before they train; returns
+        what was measured and chosen, for the log.
+      watchdog: looks on while the steps run.
       log: `RunLog`; drops everything on other ranks.
       metadata: stored with every checkpoint.
     """
@@ -57,6 +61,8 @@ class Trainer:
     describe_broken: Callable[[str, int], tuple[str, str]]
     validation_images: int
     device_sum: Callable[[np.ndarray], np.ndarray]
+    choose_all_reduce: Callable[[], dict[str, Any]]
+    watchdog: Watchdog
     log: RunLog
     model_dir: str
     keep_checkpoints: int
@@ -82,9 +88,12 @@ class Trainer:
         epochs = cadence.epoch(cadence.total_steps)
         batches = self.batches(first_step)
         meter = Meter(cadence.global_batch)
-        with TrainingProgress(
-            cadence.total_steps, first_step, epochs, shows=self.rank == 0
-        ) as progress:
+        with (
+            self.watchdog,
+            TrainingProgress(
+                cadence.total_steps, first_step, epochs, shows=self.rank == 0
+            ) as progress,
+        ):
             if owes_evaluation:
                 self._evaluate(first_step, progress)
             if self.broken.too_many:
@@ -102,8 +111,10 @@ class Trainer:
                 fetched = time.perf_counter()
 
                 # Forward, backward, reduce, update.
+                self.watchdog.begins(step)
                 result = self.train_step(images, labels, signals)
                 loss = float(result.loss)
+                self.watchdog.ends()
                 meter.add(started, fetched, float(result.exposed_communication))
 
                 # Log, evaluate, save.
@@ -210,9 +221,9 @@ class Trainer:
             checkpoint.arrays_of("model", self.model.variables)
         )
 
-    def agrees(self, text: str) -> bool:
-        """Whether every process calls this with the same text. Also a barrier."""
-        return agreement.all_agree(text, self.device_sum, self.placement)
+    def differences(self, said: dict[str, str]) -> list[str]:
+        """What not all processes say alike, see `agreement`. Also a barrier."""
+        return agreement.differences(said, self.device_sum, self.placement)
 
     def _add_broken(
         self,

@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -85,7 +86,10 @@ def main(_: list[str]) -> int:
             eval_every=10.0**6,
         )
         data = preflight.check(config, 1)
-        trainer = build.trainer(config, cluster.Cluster(), data, metadata={})
+        trainer = build.trainer(
+            config, cluster.Cluster(), data, metadata={}, lost=sys.exit
+        )
+        trainer.choose_all_reduce()
         # One step more than is counted, and never the last: that would evaluate.
         images, labels, _ = next(trainer.batches(0))
         images = trainer.placement.split_workers(images)

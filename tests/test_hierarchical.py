@@ -1,0 +1,87 @@
+"""Sums inside hosts and between them, over real processes (C1, C2)."""
+
+import numpy as np
+import pytest
+import reductions
+
+from tf_goyal import hierarchical
+
+HOSTS = {
+    "one host": [[0, 1, 2, 3, 4]],
+    "one rank a host": [[0], [1], [2], [3], [4]],
+    "uneven": [[0, 3, 4], [1], [2]],
+    "two of two": [[0, 1], [2, 3]],
+    "one rank": [[4]],
+}
+CASES = {
+    f"{name} {dtype} {length} {wire}": {
+        "hosts": hosts,
+        "dtype": dtype,
+        "length": length,
+        "wire": wire,
+        "random": wire != "None",
+    }
+    for name, hosts in HOSTS.items()
+    for dtype, length, wire in (
+        *((dtype, 7, "None") for dtype in ("float32", "bfloat16", "float16", "int64")),
+        ("float32", 0, "None"),
+        ("float32", 1, "None"),
+        ("int64", 1000, "None"),
+        ("float32", 777, "float32"),
+        ("float32", 777, "bfloat16"),
+    )
+}
+for case in CASES.values():
+    if case["wire"] in ("None", "float32"):
+        case["wire"] = None
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        (["a:1"], [[0]]),
+        (["a:1", "a:2", "b:1"], [[0, 1], [2]]),
+        (["b:1", "a:1", "B:2", "a:3"], [[0, 2], [1, 3]]),
+        (["[::1]:1", "[::1]:2", "[::2]:1"], [[0, 1], [2]]),
+    ],
+)
+def test_ranks_by_host(workers, expected):
+    """Hosts by name, in the order of their first ranks."""
+    assert hierarchical.ranks_by_host(workers) == expected
+
+
+@pytest.mark.parametrize("size", range(1, 18))
+def test_the_tree_of_a_host(size):
+    """Everybody but the first has one parent, that of the position minus a bit."""
+    found = [(c, i) for i in range(size) for c in hierarchical.children(i, size)]
+    assert sorted(found) == [(c, c & (c - 1)) for c in range(1, size)]
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory):
+    """What five processes ended with."""
+    rounds = {"rounds": {"hosts": HOSTS["uneven"], "rounds": 20, "buckets": 3}}
+    folder = tmp_path_factory.mktemp("five")
+    return reductions.run(folder, 5, {"cases": CASES, "rounds": rounds})
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_hosts(five, hosts):
+    """C2: exact sums of whole numbers; of random ones the same bits everywhere."""
+    for name, case in CASES.items():
+        if not name.startswith(f"{hosts} "):
+            continue
+        results = [five[rank][name] for rank in reductions.ranks_of(case)]
+        for result in results:
+            np.testing.assert_array_equal(result, results[0], name)
+        expected = reductions.total(case)
+        if not case["random"]:
+            np.testing.assert_array_equal(results[0], expected, name)
+        tolerance = 0.1 if case["wire"] else 1e-5
+        np.testing.assert_allclose(results[0], expected, atol=tolerance)
+
+
+def test_rounds(five):
+    """C1: 50 tensors, ranks late at random."""
+    for result in five:
+        assert result["rounds"][0] == 0

@@ -1,0 +1,79 @@
+"""The picture of a step: a tiny recording, and what is read from one."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tf_goyal import flags
+
+TOOLS = Path(__file__).resolve().parent.parent / "tools"
+
+
+@pytest.fixture
+def plot(monkeypatch, tmp_path):
+    """The tool, which writes its result to `tmp_path`."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+    machine = importlib.import_module("machine")
+    monkeypatch.setattr(machine, "RESULTS", tmp_path)
+    return importlib.import_module("plot_step")
+
+
+def run(plot, monkeypatch, *written):
+    """The exit code of the tool."""
+    monkeypatch.setattr(sys, "argv", [str(TOOLS / "plot_step.py"), *written])
+    with pytest.raises(SystemExit) as ended:
+        flags.run(plot.main, define=plot.define, with_config=False)
+    return ended.value.code
+
+
+def test_a_tiny_recording(plot, monkeypatch, tmp_path):
+    """Two processes; each bucket goes through its phases in their order."""
+    written = ["--model=resnet20", "--image_size=16", "--batch=1", "--steps=3"]
+    written += ["--allreduce=halving_doubling", "--bucket_mb=0.25", "--deadline=150"]
+    assert run(plot, monkeypatch, *written) == 0
+    recording = json.loads((tmp_path / "step.json").read_text())
+    assert len(recording["ranks"]) == 2
+    for step in recording["ranks"]:
+        assert len(step["buckets"]) > 2
+        for bucket in step["buckets"]:
+            times = plot.phases(bucket)
+            # A message may leave before the last piece of its bucket is put in place,
+            # not before all pieces are there.
+            assert 0 < times["first"] <= times["ready"] <= times["sent"]
+            assert times["ready"] <= times["reduced"] <= times["applied"] < step["end"]
+        tensors = [tensor for b in step["buckets"] for tensor in b["tensors"]]
+        gradients = [tensor for tensor in tensors if tensor["applied"] is not None]
+        assert gradients[-1]["name"].endswith("kernel")
+        assert len({t["name"] for t in tensors}) == len(tensors) > len(gradients) > 50
+    assert (tmp_path / "step.png").stat().st_size > 20_000
+    again = tmp_path / "again.png"
+    path = tmp_path / "step.json"
+    assert run(plot, monkeypatch, f"--recording={path}", f"--output={again}") == 0
+    assert again.read_bytes() == (tmp_path / "step.png").read_bytes()
+
+
+def test_phases_and_what_is_exposed(plot):
+    """By hand: backward ends at 3 s, the reduction at 5 s."""
+    statistics = {"name": "bn/moving_mean", "ready": 1.0, "applied": None}
+    late = {"name": "head/kernel", "ready": 2.0, "applied": 4.5}
+    last = {"name": "stem_conv/kernel", "ready": 3.0, "applied": 6.0}
+    first = {"sent": 1.5, "reduced": 2.5, "tensors": [statistics]}
+    second = {"sent": 3.5, "reduced": 5.0, "tensors": [late, last]}
+    assert list(plot.phases(first).values()) == [1.0, 1.0, 1.5, 2.5, 2.5]
+    assert list(plot.phases(second).values()) == [2.0, 3.0, 3.5, 5.0, 6.0]
+    assert plot.exposed({"buckets": [first, second]}) == (3.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("--processes=1", "--processes must be at least 2, got 1"),
+        ("--recording=nowhere.json", "--recording must be a JSON file of this tool"),
+    ],
+)
+def test_refused(plot, monkeypatch, capsys, written, message):
+    assert run(plot, monkeypatch, written) == 2
+    assert message in capsys.readouterr().err

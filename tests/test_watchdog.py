@@ -1,0 +1,87 @@
+import threading
+
+import pytest
+
+from tf_goyal.watchdog import READY, Watchdog
+
+LONG = 30.0  # seconds; nothing here should take so long
+
+
+class Graph:
+    """Counts as a step's graph would."""
+
+    def __init__(self, **counts):
+        self.counts = {READY: 0, **counts}
+        self.looks = 0
+        self.looked = threading.Condition()
+
+    def __call__(self):
+        with self.looked:
+            self.looks += 1
+            self.looked.notify_all()
+        return dict(self.counts)
+
+    def wait_for_looks(self, count):
+        with self.looked:
+            goal = self.looks + count
+            assert self.looked.wait_for(lambda: self.looks >= goal, LONG)
+
+
+def barked(graph, prepare):
+    """What a watchdog of 0.1 s says once `prepare(watchdog)` has been called."""
+    said, there = [], threading.Event()
+
+    def bark(why):
+        said.append(why)
+        there.set()
+
+    with Watchdog(0.1, graph, bark) as watchdog:
+        prepare(watchdog)
+        assert there.wait(LONG)
+    return said[0]
+
+
+def test_the_missing_message_is_named():
+    """Step 8 is the second one here: a came twice, b and c once."""
+    graph = Graph(a=1, b=1, c=1)
+    graph.counts[READY] = 1
+
+    def prepare(watchdog):
+        watchdog.begins(7)
+        watchdog.ends()
+        watchdog.begins(8)
+        graph.counts.update({READY: 2, "a": 2})
+
+    why = barked(graph, prepare)
+    assert why.startswith("step 8: ")
+    assert "missing: b and 1 more" in why and "--collective_timeout" in why
+
+
+def test_tensorflows_algorithms_tell_nothing():
+    graph = Graph()
+
+    def prepare(watchdog):
+        watchdog.begins(1)
+        graph.counts[READY] = 1
+
+    assert "do not say from whom" in barked(graph, prepare)
+
+
+@pytest.mark.parametrize("state", ["computes", "between steps", "messages come", "off"])
+def test_quiet_where_nothing_hangs(state):
+    """Twenty looks, more than two timeouts."""
+    graph, said = Graph(a=0), []
+    with Watchdog(0 if state == "off" else 0.1, graph, said.append) as watchdog:
+        watchdog.begins(1)
+        if state == "off":
+            assert threading.active_count() >= 1 and graph.looks == 0
+            return
+        if state != "computes":
+            graph.counts.update({READY: 1, "a": 1})
+        if state == "between steps":
+            watchdog.ends()
+        for _ in range(20):
+            if state == "messages come":
+                graph.counts["a"] += 1
+            graph.wait_for_looks(1)
+    assert said == []

@@ -1,0 +1,419 @@
+r"""Seconds of an all-reduce: our algorithms against TensorFlow's ring.
+
+python tools/bench_allreduce.py [--processes=2,4,8 --sizes=256,16384 --rounds=5
+    --network="5 ms" --prefix="ssh {host}" --addresses=a:2222,b:2222,...]
+
+Without --prefix and --addresses all processes run here and speak over loopback. With
+them, rank i runs behind the prefix; {host} there is the host of its address and
+{number} is i + 1. On emulated hosts, with the latency and the rate of --network:
+
+bash netlab.sh up 8 5000 0
+python tools/bench_allreduce.py --processes=8 --network="5 ms, no limit" \
+    --prefix="bash netlab.sh exec {number}" --addresses=10.77.0.{number}:2222
+
+All algorithms run in one start of the processes and take turns of a few calls, so that
+whatever else the machine does hits all of them; a number is the median over the rounds
+of a turn's seconds per call, by the clock of rank 0. Measured too: what a message
+between two ranks costs, and adding and copying inside one.
+
+Writes tools/results/bench_allreduce.json, one entry for each network and number of
+processes (an entry of the same name is replaced), and a picture beside it.
+"""
+
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import machine
+from absl import flags as absl_flags
+
+from tf_goyal import flags, start
+from tf_goyal.cluster import Cluster
+from tf_goyal.launch import free_ports
+
+# doubling: halving_doubling without any halving.
+ALGORITHMS = ("ring", "halving_doubling", "doubling", "hierarchical")
+SIZES = (256, 4096, 16384, 65536, 262144, 1048576, 4194304)
+MESSAGE_SIZES = (1, 1024, 65536, 1048576)
+RESULT = "bench_allreduce"
+
+
+def define(values: absl_flags.FlagValues) -> None:
+    """The flags of this tool."""
+
+    def numbers(name: str, default: tuple[int, ...], text: str) -> None:
+        absl_flags.DEFINE_list(
+            name, [str(d) for d in default], text, flag_values=values
+        )
+
+    numbers("processes", (2, 4, 8), "Numbers of processes; for each one start.")
+    numbers("sizes", SIZES, "Elements of the buffer, float32.")
+    absl_flags.DEFINE_list(
+        "algorithms",
+        list(ALGORITHMS[:2]),
+        f"Of {', '.join(ALGORITHMS)}; hierarchical takes its hosts from --addresses.",
+        flag_values=values,
+    )
+    for name, default, text in (
+        ("rounds", 5, "Turns of each algorithm for each size."),
+        ("deadline", 900, "Seconds after which a start is killed."),
+    ):
+        absl_flags.DEFINE_integer(
+            name, default, text, lower_bound=1, flag_values=values
+        )
+    for name, default, text in (
+        ("network", "loopback", "Name of the network in the result."),
+        ("prefix", "", "Command that rank i is started with, see above."),
+        ("addresses", "", "host:port of each rank, or one text with {number}."),
+        ("rank_of", "", "Internal: what a started rank is told, as JSON."),
+    ):
+        absl_flags.DEFINE_string(name, default, text, flag_values=values)
+
+
+def addresses(text: str, processes: int) -> list[str]:
+    """host:port of each rank.
+
+    Args:
+      text: --addresses: empty for loopback, one address with {number}, or a list.
+      processes: how many are needed.
+
+    Raises:
+      ValueError: there are fewer.
+    """
+    if not text:
+        return [f"127.0.0.1:{port}" for port in free_ports(processes)]
+    if "{number}" in text:
+        return [text.format(number=rank + 1) for rank in range(processes)]
+    given = text.split(",")
+    if len(given) < processes:
+        raise ValueError(
+            f"--addresses must name {processes} addresses for --processes, got "
+            f"{len(given)}: name more, or lower --processes"
+        )
+    return given[:processes]
+
+
+def start_ranks(processes: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """Runs one start of the processes. Returns what rank 0 measured."""
+    values = flags.FLAGS
+    workers = addresses(values.addresses, processes)
+    children = []
+    for rank, address in enumerate(workers):
+        names = {"host": address.rpartition(":")[0], "number": rank + 1}
+        prefix = [part.format(**names) for part in shlex.split(values.prefix)]
+        told = json.dumps({**settings, "workers": workers, "rank": rank})
+        children.append(
+            subprocess.Popen(
+                [*prefix, sys.executable, __file__, f"--rank_of={told}"],
+                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                stderr=None if rank == 0 else subprocess.DEVNULL,
+                text=True,
+            )
+        )
+
+    def kill_all():
+        for child in children:
+            child.kill()
+
+    clock = threading.Timer(values.deadline, kill_all)
+    clock.start()
+    try:
+        for line in children[0].stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+            print(line, end="", flush=True)
+    finally:
+        clock.cancel()
+        kill_all()
+        for child in children:
+            child.wait()
+    raise RuntimeError(
+        f"rank 0 of {processes} ended without a result: its own message stands above, "
+        "or --deadline passed"
+    )
+
+
+def rank_main(told: dict[str, Any]) -> None:
+    """One rank: takes part in everything; rank 0 prints what it measured."""
+    # Nobody outlives the tool, whatever happens to it.
+    clock = threading.Timer(told["deadline"] + 10, os._exit, [1])
+    clock.daemon = True
+    clock.start()
+    start.tensorflow()
+    import tensorflow as tf
+
+    from tf_goyal import cluster
+
+    tf.get_logger().setLevel("ERROR")  # it takes a function per size for retracing
+    rank, workers = told["rank"], told["workers"]
+    strategy = cluster.strategy(Cluster(tuple(workers), rank), allreduce="ring")
+    result: dict[str, Any] = {"messages": measure_messages(rank)}
+    result["seconds_per_byte"] = measure_memory()
+    calls = {
+        (size, algorithm): reduction(
+            strategy, algorithm, size, told, len(told["sizes"]) * a + s
+        )
+        for s, size in enumerate(told["sizes"])
+        for a, algorithm in enumerate(told["algorithms"])
+    }
+    result["sizes"] = []
+    for size in told["sizes"]:
+        seconds: dict[str, list[float]] = {a: [] for a in told["algorithms"]}
+        for algorithm in told["algorithms"]:
+            calls[size, algorithm]()
+        for number in range(told["rounds"]):
+            order = told["algorithms"][:: 1 if number % 2 == 0 else -1]
+            for algorithm in order:
+                call = calls[size, algorithm]
+                repeats = 10 if size <= 2**17 else 3 if size <= 2**20 else 1
+                call()
+                before = time.perf_counter()
+                for _ in range(repeats):
+                    call()
+                each = (time.perf_counter() - before) / repeats
+                seconds[algorithm].append(each)
+        medians = {a: statistics.median(s) for a, s in seconds.items()}
+        result["sizes"].append(
+            {"elements": size, "seconds": medians, "rounds_of_seconds": seconds}
+        )
+        if rank == 0:
+            line = ", ".join(f"{a} {1e3 * s:.2f}" for a, s in medians.items())
+            print(f"p = {len(workers)}, {size} floats, ms: {line}", flush=True)
+    # The others wait until rank 0 is done: a process that ends aborts its peers.
+    if rank == 0:
+        print(json.dumps(result), flush=True)
+    time.sleep(3600)
+
+
+def reduction(
+    strategy: Any, algorithm: str, size: int, told: dict[str, Any], bucket: int
+) -> Callable[[], None]:
+    """One all-reduce of `size` ones; it checks the sum."""
+    import tensorflow as tf
+
+    from tf_goyal import halving_doubling, hierarchical
+
+    processes, rank = len(told["workers"]), told["rank"]
+    hosts = hierarchical.ranks_by_host(told["workers"])
+
+    def on_device(tensor):
+        if algorithm == "ring":
+            context = tf.distribute.get_replica_context()
+            tensor = tf.identity(tensor)  # an argument has no device, which it needs
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
+        if algorithm == "hierarchical":
+            return hierarchical.all_reduce(
+                tensor, rank=rank, hosts=hosts, bucket=bucket
+            )
+        return halving_doubling.all_reduce(
+            tensor,
+            rank=rank,
+            ranks=range(processes),
+            bucket=bucket,
+            halvings=0 if algorithm == "doubling" else None,
+        )
+
+    @tf.function(autograph=False)
+    def reduce(tensor):
+        return strategy.run(on_device, args=(tensor,))
+
+    ones = tf.ones([size])
+
+    def call():
+        total = reduce(ones)
+        ends = float(total[0]), float(total[-1])
+        if ends != (processes, processes):
+            raise RuntimeError(f"{algorithm} of {size} ones on {processes} gave {ends}")
+
+    return call
+
+
+def measure_messages(rank: int) -> list[dict[str, float]]:
+    """Messages between ranks 0 and 1, by the clock of rank 0; the others skip it.
+
+    Returns:
+      For each size: seconds of one message whose receive was posted before (half of
+      there and back), and of one among four that are under way at once.
+    """
+    import tensorflow as tf
+
+    from tf_goyal import pair_messages
+
+    if rank > 1:
+        return []
+    names = [{"sender": 0, "receiver": 1}, {"sender": 1, "receiver": 0}]
+    results = []
+    for number, size in enumerate(MESSAGE_SIZES):
+        first = 2**24 + 8 * number  # behind every bucket's
+
+        @tf.function(autograph=False)
+        def there_and_back(x, first=first):
+            ties = []
+            for i in range(4):
+                if rank == 0:
+                    kept = {"message": first + i, "name": "ball"}
+                    ties.append(pair_messages.send(x, **names[0], **kept))
+                    x = pair_messages.receive(x.shape, x.dtype, **names[1], **kept)
+                else:
+                    kept = {"message": first + i, "name": "ball"}
+                    x = pair_messages.receive(x.shape, x.dtype, **names[0], **kept)
+                    ties.append(pair_messages.send(x, **names[1], **kept))
+            with tf.control_dependencies(ties):
+                return x[-1] + 0.0
+
+        @tf.function(autograph=False)
+        def stream(x, first=first):
+            kept = [{"message": first + 4 + i, "name": "stream"} for i in range(4)]
+            if rank == 0:
+                sent = [pair_messages.send(x, **names[0], **k) for k in kept]
+                with tf.control_dependencies(sent):
+                    return tf.zeros([])
+            return tf.add_n(
+                [
+                    pair_messages.receive(x.shape, x.dtype, **names[0], **k)[-1]
+                    for k in kept
+                ]
+            )
+
+        x = tf.ones([size])
+        seconds = []
+        for step, messages in ((there_and_back, 8), (stream, 4)):
+            step(x)
+            turns = []
+            for _ in range(9):
+                before = time.perf_counter()
+                float(step(x))
+                turns.append((time.perf_counter() - before) / messages)
+            seconds.append(statistics.median(turns))
+        results.append(
+            {"bytes": 4 * size, "seconds": seconds[0], "seconds_of_four": seconds[1]}
+        )
+    return results
+
+
+def measure_memory() -> dict[str, float]:
+    """Seconds per byte of adding two buffers and of copying one, one thread or more."""
+    import tensorflow as tf
+
+    size = 2**22
+    x, y = tf.ones([size]), tf.ones([size])
+    results = {}
+    for name, work in (("add", lambda: x + y), ("copy", lambda: tf.concat([x, y], 0))):
+        turns = []
+        for _ in range(7):
+            before = time.perf_counter()
+            work()
+            turns.append(time.perf_counter() - before)
+        copied = 4 * size * (2 if name == "copy" else 1)
+        results[name] = statistics.median(turns) / copied
+    return results
+
+
+def merge(entries: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
+    """The entries with `new` in place of the one of its network and processes."""
+    same = ("network", "processes")
+    kept = [e for e in entries if any(e[key] != new[key] for key in same)]
+    return sorted([*kept, new], key=lambda e: (e["network"], e["processes"]))
+
+
+def draw(entries: list[dict[str, Any]], output: Path) -> None:
+    """Seconds against size: a row for each network, a column for each p."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    networks = sorted({e["network"] for e in entries})
+    counts = sorted({e["processes"] for e in entries})
+    figure, axes = pyplot.subplots(
+        len(networks),
+        len(counts),
+        figsize=(1.2 + 3.0 * len(counts), 0.6 + 2.7 * len(networks)),
+        squeeze=False,
+        layout="constrained",
+    )
+    looks = {
+        "ring": ("black", "o"),
+        "halving_doubling": ("tab:red", "s"),
+        "doubling": ("tab:orange", "v"),
+        "hierarchical": ("tab:blue", "^"),
+    }
+    for row, network in zip(axes, networks, strict=True):
+        for axis, count in zip(row, counts, strict=True):
+            found = [
+                e for e in entries if (e["network"], e["processes"]) == (network, count)
+            ]
+            if not found:
+                axis.set_axis_off()
+                continue
+            sizes = found[0]["sizes"]
+            for name in sizes[0]["seconds"]:
+                color, marker = looks[name]
+                axis.plot(
+                    [4 * s["elements"] for s in sizes],
+                    [1e3 * s["seconds"][name] for s in sizes],
+                    color=color,
+                    marker=marker,
+                    markersize=4,
+                    label=name.replace("_", "-"),
+                )
+            axis.set_xscale("log", base=2)
+            axis.set_yscale("log")
+            ticks = ["1 KiB", "16 KiB", "256 KiB", "4 MiB"]
+            axis.set_xticks([2**10, 2**14, 2**18, 2**22], ticks, fontsize=8)
+            axis.tick_params(axis="y", which="both", labelsize=8)
+            axis.yaxis.set_minor_formatter(pyplot.LogFormatter(minor_thresholds=(2, 1)))
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.grid(alpha=0.3)
+            axis.set_title(f"{network}, {count} processes", fontsize=9)
+            axis.legend(frameon=False, fontsize=7)
+    figure.supylabel("ms per all-reduce")
+    figure.supxlabel("bytes of the buffer")
+    figure.savefig(output, dpi=120)
+    pyplot.close(figure)
+
+
+def main(_: list[str]) -> int:
+    """Measures and writes. Returns the exit code."""
+    values = flags.FLAGS
+    if values.rank_of:
+        rank_main(json.loads(values.rank_of))
+        return 0
+    if unknown := set(values.algorithms) - set(ALGORITHMS):
+        raise ValueError(
+            f"--algorithms must be of {', '.join(ALGORITHMS)}, got "
+            f"{', '.join(sorted(unknown))}"
+        )
+    settings = {
+        "algorithms": values.algorithms,
+        "sizes": [int(size) for size in values.sizes],
+        "rounds": values.rounds,
+        "deadline": values.deadline,
+    }
+    path = machine.RESULTS / f"{RESULT}.json"
+    for processes in map(int, values.processes):
+        measured = start_ranks(processes, settings)
+        entries = json.loads(path.read_text())["runs"] if path.exists() else []
+        entry = {
+            "network": values.network,
+            "processes": processes,
+            "machine": machine.describe(),
+            **measured,
+        }
+        entries = merge(entries, entry)
+        machine.write(RESULT, {"runs": entries})
+        draw(entries, path.with_suffix(".png"))
+    print(f"in {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    flags.run(main, define=define, with_config=False)

@@ -1,0 +1,167 @@
+"""When everything in one training step happens, told by the step itself.
+
+A recorded step is `step.train_step` with an all-reduce and an optimizer that also note
+the time: a timestamp behind each gradient, each bucket and each updated variable. Each
+writes into a variable of its own, so that no timestamp waits for another.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+import training_ranks
+
+from tf_goyal import hierarchical, reduction_choice
+from tf_goyal.allreduce import AllReduce
+from tf_goyal.network_probe import Measured
+
+
+class Clock:
+    """Notes when tensors are there."""
+
+    def __init__(self):
+        self._times: dict[tuple, tf.Variable] = {}
+
+    def note(self, event: tuple, tensors: Sequence[tf.Tensor | tf.Operation]) -> None:
+        """Notes as `event` when all of `tensors` are there, in each step."""
+        with tf.init_scope():
+            noted = self._times[event] = tf.Variable(0.0, dtype=tf.float64)
+        with tf.control_dependencies(tensors):
+            noted.assign(tf.timestamp())
+
+    def times(self) -> dict[tuple, float]:
+        """Event -> seconds since 1970, of the last step."""
+        return {event: float(noted) for event, noted in self._times.items()}
+
+
+class RecordedAllReduce(AllReduce):
+    """`AllReduce` that notes when its tensors are there, and what its buckets do.
+
+    Its events: ("tensor", position), ("sent", bucket, message), ("reduced", bucket).
+    """
+
+    def __init__(self, clock: Clock, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._clock, self._bucket = clock, 0
+
+    def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums each tensor."""
+        for position, tensor in enumerate(tensors):
+            self._clock.note(("tensor", position), [tensor])
+        return super().__call__(tensors)
+
+    def _reduce(self, flat: tf.Tensor, *args: Any) -> tf.Tensor:
+        bucket, self._bucket = self._bucket, self._bucket + 1
+        before = len(flat.graph.get_operations())
+        total = super()._reduce(flat, *args)
+        made = flat.graph.get_operations()[before:]
+        # A message is sent when the other has taken it. TensorFlow's algorithms do not
+        # tell; theirs counts as sent when the bucket is handed to them.
+        sends = [op for op in made if op.type == "CollectiveBcastSendV2"] or [flat]
+        for number, sent in enumerate(sends):
+            self._clock.note(("sent", bucket, number), [sent])
+        self._clock.note(("reduced", bucket), [total])
+        return total
+
+
+class RecordedOptimizer:
+    """An optimizer that notes ("applied", path) for each variable."""
+
+    def __init__(self, clock: Clock, optimizer: keras.optimizers.Optimizer):
+        self._clock, self._optimizer = clock, optimizer
+
+    @property
+    def learning_rate(self) -> Any:
+        """The optimizer's."""
+        return self._optimizer.learning_rate
+
+    def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Updates the variables."""
+        self._optimizer.apply(gradients, variables)
+        for variable in variables:
+            now = tf.convert_to_tensor(variable.value)
+            self._clock.note(("applied", variable.path), [now])
+
+
+def record(rank: training_ranks.Rank, steps: int, **changes: Any) -> dict[str, Any]:
+    """Records steps; called by every rank.
+
+    Args:
+      rank: this one.
+      steps: how many, after three that do not count.
+      changes: fields of the configuration.
+
+    Returns:
+      JSON values: "steps", of each what `of_step` returns.
+    """
+    config = rank.config(**changes)
+    _, chosen = rank.choice(**changes)
+    measured = Measured(chosen["measured"]) if chosen["measured"] else None
+    buckets = reduction_choice.plan(config, rank.model, measured)
+    clock = Clock()
+    wire_dtype = tf.as_dtype(config.gradient_dtype)
+    all_reduce = RecordedAllReduce(
+        clock,
+        lambda sizes: buckets,
+        rank=rank.rank,
+        hosts=hierarchical.ranks_by_host(rank.told["workers"]),
+        wire_dtype=None if wire_dtype == tf.float32 else wire_dtype,
+    )
+    run = rank.step(all_reduce, RecordedOptimizer(clock, rank.optimizer))
+    names = ["loss", "error", "faults", "signals"]
+    names += [v.path for v in rank.model.non_trainable_variables]
+    names += [v.path for v in reversed(rank.model.trainable_variables)]
+    recorded = []
+    for number in range(3 + steps):
+        rank.wait_for_all()
+        begin = time.time()
+        run()
+        end = time.time()
+        if number >= 3:
+            times = {event: at - begin for event, at in clock.times().items()}
+            recorded.append(of_step(end - begin, times, names, buckets))
+    return {"steps": recorded}
+
+
+def of_step(
+    end: float,
+    times: dict[tuple, float],
+    names: Sequence[str],
+    buckets: Sequence[Any],
+) -> dict[str, Any]:
+    """One step of one rank. All times are seconds since the step was called.
+
+    Args:
+      end: when it returned.
+      times: event -> when.
+      names: of the tensors, by position.
+      buckets: `reduction_plan.Bucket`s.
+
+    Returns:
+      JSON values: "end"; "buckets", each with its bytes, its algorithm, when it was
+      sent (its first message) and reduced, and its "tensors", each with its name, when
+      it was ready and when applied (None for what is no gradient).
+    """
+    told = []
+    for number, bucket in enumerate(buckets):
+        tensors = [
+            {
+                "name": names[position],
+                "ready": times["tensor", position],
+                "applied": times.get(("applied", names[position])),
+            }
+            for position in bucket.positions
+        ]
+        sent = min(at for event, at in times.items() if event[:2] == ("sent", number))
+        told.append(
+            {
+                "bytes": bucket.bytes,
+                "algorithm": bucket.algorithm,
+                "sent": sent,
+                "reduced": times["reduced", number],
+                "tensors": tensors,
+            }
+        )
+    return {"end": end, "buckets": told}
