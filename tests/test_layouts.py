@@ -50,7 +50,10 @@ PLANS = {  # (processes, devices): runs
         *["exact", "fast", "plain", "plain_decayed", "usual", "bright", "twenty"],
         *["twenty_exact", "everything"],
     ],
-    (1, 2): ["exact", "plain", "plain_decayed", "everything"],
+    (1, 2): [
+        *["exact", "plain", "plain_decayed", "everything"],
+        *["twenty_ring_exact", "twenty_halving_doubling_exact"],
+    ],
     (1, 3): ["exact", "everything"],
     (1, 4): ["plain", "plain_decayed"],
     (2, 1): [
@@ -131,6 +134,13 @@ def test_twenty_steps_with_each_algorithm(trained, name):
     assert layouts.difference(first, trained("twenty")[0]) < 1e-4
     exact = trained(f"{name}_exact", 2)[0]
     assert layouts.difference(exact, trained("twenty_exact")[0]) == 0.0
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "halving_doubling"])
+def test_an_algorithm_between_processes_does_no_harm_in_one(trained, algorithm):
+    """Two devices of one process have nothing to send."""
+    result = trained(f"twenty_{algorithm}_exact", devices=2)[0]
+    assert layouts.difference(result, trained("twenty_exact")[0]) == 0.0
 
 
 @pytest.mark.parametrize("processes", HOSTS)

@@ -104,7 +104,7 @@ class AllReduce:
         context = tf.distribute.get_replica_context()
         if algorithm not in PAIRWISE or len(self._ranks) == 1:
             options = None
-            if algorithm != "auto":
+            if algorithm in ("ring", "nccl"):
                 options = tf.distribute.experimental.CommunicationOptions(
                     implementation=tf.distribute.experimental.CommunicationImplementation(
                         algorithm.upper()
