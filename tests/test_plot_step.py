@@ -40,10 +40,8 @@ def test_a_tiny_recording(plot, monkeypatch, tmp_path):
         assert len(step["buckets"]) > 2
         for bucket in step["buckets"]:
             times = plot.phases(bucket)
-            # A message may leave before the last piece of its bucket is put in place,
-            # not before all pieces are there.
-            assert 0 < times["first"] <= times["ready"] <= times["sent"]
-            assert times["ready"] <= times["reduced"] <= times["applied"] < step["end"]
+            assert list(times.values()) == sorted(times.values())
+            assert 0 < times["first"] and times["applied"] < step["end"]
         tensors = [tensor for b in step["buckets"] for tensor in b["tensors"]]
         gradients = [tensor for tensor in tensors if tensor["applied"] is not None]
         assert gradients[-1]["name"].endswith("kernel")

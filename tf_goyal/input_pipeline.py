@@ -150,7 +150,9 @@ class TrainBatches:
         # One map for all of it: what goes from map to map, image by image, costs as
         # much as the resizing.
         dataset = tf.data.Dataset.range((self._last_step - first_step) * chunks)
-        dataset = self._threads.map(dataset, chunk).rebatch(m * n, drop_remainder=True)
+        dataset = self._threads.map(dataset, chunk)
+        if chunks > 1:
+            dataset = dataset.rebatch(m * n, drop_remainder=True)
         return self._threads.finish(dataset.map(by_worker), m * n * size * size * 3)
 
     def _reject(self, element: int) -> bool:

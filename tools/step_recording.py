@@ -1,8 +1,8 @@
 """When everything in one training step happens, told by the step itself.
 
 A recorded step is `step.train_step` with an all-reduce and an optimizer that also note
-the time: a timestamp behind each gradient, each bucket and each updated variable. Each
-writes into a variable of its own, so that no timestamp waits for another.
+the time: behind each gradient, each bucket and each updated variable. Each note goes
+into a variable of its own, so that none waits for another.
 """
 
 import time
@@ -19,17 +19,26 @@ from tf_goyal.network_probe import Measured
 
 
 class Clock:
-    """Notes when tensors are there."""
+    """Notes when tensors are there.
 
-    def __init__(self):
+    Args:
+      events: how many it can note. They need their variables before the step is traced.
+    """
+
+    def __init__(self, events: int):
+        self._free = [tf.Variable(0.0, dtype=tf.float64) for _ in range(events)]
         self._times: dict[tuple, tf.Variable] = {}
 
     def note(self, event: tuple, tensors: Sequence[tf.Tensor | tf.Operation]) -> None:
         """Notes as `event` when all of `tensors` are there, in each step."""
-        with tf.init_scope():
-            noted = self._times[event] = tf.Variable(0.0, dtype=tf.float64)
+        noted = self._times[event] = self._free.pop()
+        # Not tf.timestamp: a tf.function runs what is stateful in the order in which it
+        # was written, and the step's own timestamp waits for the last gradient.
         with tf.control_dependencies(tensors):
-            noted.assign(tf.timestamp())
+            now = tf.numpy_function(
+                lambda _: time.time(), [noted.read_value()], tf.float64, stateful=False
+            )
+            noted.assign(tf.ensure_shape(now, []))
 
     def times(self) -> dict[tuple, float]:
         """Event -> seconds since 1970, of the last step."""
@@ -96,11 +105,16 @@ def record(rank: training_ranks.Rank, steps: int, **changes: Any) -> dict[str, A
     Returns:
       JSON values: "steps", of each what `of_step` returns.
     """
+    names = ["loss", "error", "faults", "signals"]
+    names += [v.path for v in rank.model.non_trainable_variables]
+    names += [v.path for v in reversed(rank.model.trainable_variables)]
     config = rank.config(**changes)
     _, chosen = rank.choice(**changes)
     measured = Measured(chosen["measured"]) if chosen["measured"] else None
     buckets = reduction_choice.plan(config, rank.model, measured)
-    clock = Clock()
+    # Up to four segments, in each at most a message to every other one and back.
+    events_of_a_bucket = 1 + 4 * 2 * len(rank.told["workers"])
+    clock = Clock(2 * len(names) + events_of_a_bucket * len(buckets))
     wire_dtype = tf.as_dtype(config.gradient_dtype)
     all_reduce = RecordedAllReduce(
         clock,
@@ -110,9 +124,6 @@ def record(rank: training_ranks.Rank, steps: int, **changes: Any) -> dict[str, A
         wire_dtype=None if wire_dtype == tf.float32 else wire_dtype,
     )
     run = rank.step(all_reduce, RecordedOptimizer(clock, rank.optimizer))
-    names = ["loss", "error", "faults", "signals"]
-    names += [v.path for v in rank.model.non_trainable_variables]
-    names += [v.path for v in reversed(rank.model.trainable_variables)]
     recorded = []
     for number in range(3 + steps):
         rank.wait_for_all()
@@ -144,23 +155,29 @@ def of_step(
       sent (its first message) and reduced, and its "tensors", each with its name, when
       it was ready and when applied (None for what is no gradient).
     """
+    # A note may be late, for it waits for a thread, but never early: nothing was there
+    # later than what was made of it.
     told = []
     for number, bucket in enumerate(buckets):
+        applied = [times.get(("applied", names[p])) for p in bucket.positions]
+        updates = [at for at in applied if at is not None]
+        reduced = min([times["reduced", number], *updates])
+        sends = [at for event, at in times.items() if event[:2] == ("sent", number)]
+        sent = min([reduced, *sends])
         tensors = [
             {
                 "name": names[position],
-                "ready": times["tensor", position],
-                "applied": times.get(("applied", names[position])),
+                "ready": min(times["tensor", position], sent),
+                "applied": update,
             }
-            for position in bucket.positions
+            for position, update in zip(bucket.positions, applied, strict=True)
         ]
-        sent = min(at for event, at in times.items() if event[:2] == ("sent", number))
         told.append(
             {
                 "bytes": bucket.bytes,
                 "algorithm": bucket.algorithm,
                 "sent": sent,
-                "reduced": times["reduced", number],
+                "reduced": reduced,
                 "tensors": tensors,
             }
         )
