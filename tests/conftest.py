@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import training
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -58,3 +59,9 @@ def trained_run(tmp_path_factory) -> Path:
     done = _run("-m", "tf_goyal.launch", "--processes=2", "--", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     return model_dir
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """120 training images in one file, 50 for validation."""
+    return training.make_data(tmp_path_factory.mktemp("data") / "set", 120, 50)

@@ -1,9 +1,8 @@
 """One process of some small trainings, for tests that compare layouts.
 
-    python layout_process.py '{"rank": 0, "ports": [..], "devices": 1, ...}'
-
-Trains a small convolutional network on data made from a seed, whatever the layout,
-once for each of `runs`, and writes what came out as .npz. Not a test itself.
+Its settings come as JSON on stdin. Trains a small convolutional network on data made
+from a seed, whatever the layout, once for each of `runs`, and writes what came out as
+.npz. Not a test itself.
 """
 
 import json
@@ -54,7 +53,7 @@ def main(layout: dict) -> None:
         devices=layout["devices"],
     )
     for settings, output in layout["runs"]:
-        np.savez(output, **train(strategy, rank, len(ports), settings))
+        np.savez(f"{output}-{rank}.npz", **train(strategy, rank, len(ports), settings))
 
 
 def train(
@@ -72,6 +71,7 @@ def train(
             weight_decay=settings["weight_decay"],
         )
         optimizer.build(model.trainable_variables)
+    gradients_from = 4 + len(model.non_trainable_variables)
     train_step = step.train_step(
         model,
         optimizer,
@@ -88,10 +88,12 @@ def train(
                 algorithm=lambda size: settings["algorithm"],
                 cost=None,
                 in_flight=1,
+                gradients_from=gradients_from,
             ),
             rank=rank,
             hosts=settings["hosts"] or [[r] for r in range(processes)],
             wire_dtype=tf.as_dtype(settings["wire"]) if settings["wire"] else None,
+            gradients_from=gradients_from,
         ),
     )
     random = np.random.default_rng(0)
@@ -105,7 +107,7 @@ def train(
         result = train_step(
             placement.split_workers(tf.constant(images[here])),
             placement.split_workers(tf.constant(labels[here])),
-            placement.split_signals(rank == 1 and number == 2, 3 if rank else 0),
+            placement.split_signals(rank == 1 and number == 2, 257 if rank else 0),
         )
         losses.append(float(result.loss))
         stops.append(float(result.stop))
@@ -116,4 +118,4 @@ def train(
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(json.load(sys.stdin))

@@ -1,18 +1,12 @@
 """Runs `layout_process.py` on any number of processes, for tests."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import rank_runs
 
-from tf_goyal.launch import free_ports
-
-HERE = Path(__file__).parent
-DEADLINE = 300  # seconds; a process hung in a collective is killed then
+DEADLINE = 300  # seconds
 
 DEFAULTS = {
     "workers": 4,
@@ -47,35 +41,14 @@ def train(
     Returns:
       For each name what each rank ended with.
     """
-    ports = free_ports(processes)
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
-    children = []
-    for rank in range(processes):
-        layout = {
-            "rank": rank,
-            "ports": ports,
-            "devices": devices,
-            "runs": [
-                [{**DEFAULTS, **settings}, str(folder / f"{name}-{rank}.npz")]
-                for name, settings in runs.items()
-            ],
-        }
-        command = [sys.executable, str(HERE / "layout_process.py"), json.dumps(layout)]
-        children.append(
-            subprocess.Popen(
-                command,
-                env=environment,
-                stdout=(folder / f"rank-{rank}.out").open("w"),
-                stderr=subprocess.STDOUT,
-            )
-        )
-    try:
-        for rank, child in enumerate(children):
-            code = child.wait(timeout=DEADLINE)
-            assert code == 0, (folder / f"rank-{rank}.out").read_text()[-3000:]
-    finally:
-        for child in children:
-            child.kill()
+    settings = {
+        "devices": devices,
+        "runs": [
+            [{**DEFAULTS, **changes}, str(folder / name)]
+            for name, changes in runs.items()
+        ],
+    }
+    rank_runs.run("layout_process.py", folder, processes, settings, DEADLINE)
     return {
         name: [dict(np.load(folder / f"{name}-{r}.npz")) for r in range(processes)]
         for name in runs

@@ -1,14 +1,15 @@
 """Encoded images of every kind, and shards of them, for tests."""
 
 import io
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from tf_goyal import examples, records
-from tf_goyal.shards import ShardSplit
+from tf_goyal.shards import FEATURES, ShardSplit
 
 EXIF_ORIENTATION = 0x0112
 
@@ -62,25 +63,46 @@ def undecodable(seed: int = 0) -> bytes:
     return bytes(whole)
 
 
+def bmp(number: int) -> bytes:
+    """The header of an image of one pixel, and text that holds a number."""
+    return b"BM" + bytes(16) + struct.pack("<ii", 1, 1) + b" %d" % number
+
+
 def write_shards(
     folder: Path,
     images: Sequence[bytes],
     shards: int = 1,
     name: str = "train",
     labels: Sequence[int] | None = None,
+    features: tuple[str, str] = FEATURES[0],
+    file: str = "{name}-{shard:05d}-of-{shards:05d}",
 ) -> list[Path]:
     """TFRecord shards of consecutive parts; labels 0, 1, 2 ... by default."""
     folder.mkdir(exist_ok=True, parents=True)
     labels = range(len(images)) if labels is None else labels
-    datas = [
-        examples.encode({"image/encoded": image, "image/class/label": int(label)})
+    framed = [
+        records.framed(examples.encode(dict(zip(features, (image, int(label))))))
         for image, label in zip(images, labels, strict=True)
     ]
     paths = []
-    for number, part in enumerate(np.array_split(np.arange(len(datas)), shards)):
-        paths.append(folder / f"{name}-{number:05d}-of-{shards:05d}")
-        paths[-1].write_bytes(b"".join(records.framed(datas[i]) for i in part))
+    for shard, part in enumerate(np.array_split(np.arange(len(framed)), shards)):
+        paths.append(folder / file.format(name=name, shard=shard, shards=shards))
+        paths[-1].write_bytes(b"".join(framed[i] for i in part))
     return paths
+
+
+def write_numbered(
+    folder: Path,
+    name: str,
+    shards: int,
+    count: int,
+    label: Callable[[int], int] = lambda number: number % 2,
+    **options,
+) -> list[Path]:
+    """Shards of `count` records whose images hold their number."""
+    numbers = range(count)
+    images, labels = list(map(bmp, numbers)), list(map(label, numbers))
+    return write_shards(folder, images, shards, name, labels, **options)
 
 
 def split(folder: Path, images: Sequence[bytes], shards: int = 1) -> ShardSplit:

@@ -32,16 +32,16 @@ def all_reduce(case: dict, tensor: tf.Tensor, rank: int, bucket: int) -> tf.Tens
 
 
 def main(layout: dict) -> None:
-    """Writes each case's result, and how the rounds of C1 went, to the output."""
+    """Writes each case's result, and how the rounds of C1 went, to its output."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     rank, ports = layout["rank"], layout["ports"]
     addresses = tuple(f"127.0.0.1:{port}" for port in ports)
-    strategy = cluster.strategy(cluster.Cluster(addresses, rank), allreduce="ring")
+    strategy = cluster.strategy(cluster.Cluster(addresses, rank))
     results = run_cases(strategy, layout["cases"], rank)
     for i, (name, case) in enumerate(layout["rounds"].items()):
         if rank in reductions.ranks_of(case):
             results[name] = run_rounds(strategy, case, rank, 1000 * (i + 1))
-    np.savez(layout["output"], **results)
+    np.savez(layout["outputs"][rank], **results)
 
 
 def run_cases(strategy, cases: dict[str, dict], rank: int) -> dict[str, np.ndarray]:

@@ -1,19 +1,14 @@
 """Runs `reduction_process.py` on any number of processes, for tests."""
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import rank_runs
+import tensorflow as tf
 
-from tf_goyal.launch import free_ports
-
-HERE = Path(__file__).parent
-DEADLINE = 120  # seconds; a process hung in a collective is killed then
+DEADLINE = 120  # seconds
 
 
 def values(case: dict[str, Any], rank: int) -> np.ndarray:
@@ -36,6 +31,11 @@ def total(case: dict[str, Any]) -> np.ndarray:
     return sum(values(case, rank) for rank in ranks_of(case))
 
 
+def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Values as they travel in a dtype."""
+    return values.astype(tf.as_dtype(dtype).as_numpy_dtype).astype(values.dtype)
+
+
 def run(
     folder: Path, processes: int, layout: dict[str, Any]
 ) -> list[dict[str, np.ndarray]]:
@@ -44,32 +44,13 @@ def run(
     Args:
       folder: where the ranks write.
       processes: p.
-      layout: what `reduction_process.main` takes, but for rank, ports and output.
+      layout: what `reduction_process.main` takes, but for rank, ports and
+        outputs.
 
     Returns:
       What each rank wrote.
     """
-    ports = free_ports(processes)
-    outputs = [folder / f"{rank}.npz" for rank in range(processes)]
-    children = []
-    for rank, output in enumerate(outputs):
-        arguments = {**layout, "rank": rank, "ports": ports, "output": str(output)}
-        children.append(
-            subprocess.Popen(
-                [sys.executable, str(HERE / "reduction_process.py")],
-                env={**os.environ, "PYTHONPATH": str(HERE.parent)},
-                stdin=subprocess.PIPE,
-                stdout=(folder / f"rank-{rank}.out").open("w"),
-                stderr=subprocess.STDOUT,
-            )
-        )
-        children[-1].stdin.write(json.dumps(arguments).encode())
-        children[-1].stdin.close()
-    try:
-        for rank, child in enumerate(children):
-            code = child.wait(timeout=DEADLINE)
-            assert code == 0, (folder / f"rank-{rank}.out").read_text()[-3000:]
-    finally:
-        for child in children:
-            child.kill()
+    outputs = [str(folder / f"{rank}.npz") for rank in range(processes)]
+    settings = {**layout, "outputs": outputs}
+    rank_runs.run("reduction_process.py", folder, processes, settings, DEADLINE)
     return [dict(np.load(output)) for output in outputs]

@@ -72,7 +72,19 @@ def test_ratios_are_taken_within_a_round(bench_input):
     assert found["ours_is_times_as_fast_as_by_processor_seconds"] == {"usual": 3}
 
 
+def test_turns_go_there_and_back(bench_input):
+    order = []
+
+    def turn(name):
+        return lambda: (order.append(name), (0.5, None))[1]
+
+    rounds = bench_input.measure({name: turn(name) for name in "abc"}, 3)
+    assert "".join(order) == "abc" + "cba" + "abc"
+    assert rounds == [{name: [0.5, None] for name in "abc"}] * 3
+
+
 def test_a_python_that_cannot_run_the_rivals_is_named(bench_input, tmp_path):
-    batch = bench_input.Batch(1, 2, 16)
+    input_contestants = importlib.import_module("input_contestants")
+    batch = input_contestants.Batch(1, 2, 16)
     with pytest.raises(ValueError, match="--rivals_python must be a Python that runs"):
-        bench_input.Rivals("/bin/false", tmp_path, batch, 1, 1)
+        input_contestants.Rivals("/bin/false", tmp_path, batch, 1, 1)

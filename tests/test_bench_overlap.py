@@ -1,32 +1,16 @@
 """The overlap benchmark: a tiny run of it, and its arithmetic."""
 
-import importlib
 import json
-import sys
-from pathlib import Path
 
 import pytest
-
-from tf_goyal import flags
-
-TOOLS = Path(__file__).resolve().parent.parent / "tools"
+from tool_runs import load, run
 
 
 @pytest.fixture
 def bench(monkeypatch, tmp_path):
     """The tool, which writes its result to `tmp_path`."""
-    monkeypatch.syspath_prepend(str(TOOLS))
-    machine = importlib.import_module("machine")
-    monkeypatch.setattr(machine, "RESULTS", tmp_path)
-    return importlib.import_module("bench_overlap")
-
-
-def run(bench, monkeypatch, *written):
-    """The exit code of the tool."""
-    monkeypatch.setattr(sys, "argv", [str(TOOLS / "bench_overlap.py"), *written])
-    with pytest.raises(SystemExit) as ended:
-        flags.run(bench.main, define=bench.define, with_config=False)
-    return ended.value.code
+    monkeypatch.setattr(load("machine"), "RESULTS", tmp_path)
+    return load("bench_overlap")
 
 
 def test_a_tiny_run(bench, monkeypatch, tmp_path):

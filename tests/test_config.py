@@ -20,6 +20,15 @@ def check(config: Config, **data) -> None:
     validate(config, **DATA | {"processes": 1} | data)
 
 
+def allowed(config: Config, **data) -> bool:
+    """Whether nothing is said against these settings."""
+    try:
+        check(config, **data)
+    except ValueError:
+        return False
+    return True
+
+
 def refusal(config: Config, **data) -> str:
     """The sentence that refuses these settings."""
     with pytest.raises(ValueError) as caught:
@@ -160,7 +169,7 @@ def test_every_field_has_help():
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_is_accepted(model):
-    check(paper(model=model))
+    assert allowed(paper(model=model))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +271,7 @@ def test_refused(changes, said):
     ],
 )
 def test_just_allowed(changes):
-    check(paper(**changes))
+    assert allowed(paper(**changes))
 
 
 def test_every_device_needs_a_virtual_worker():

@@ -3,15 +3,12 @@
 import dataclasses
 import json
 import math
-import re
-from pathlib import Path
 
 import pytest
+from tool_runs import TOOLS, load
 
 from tf_goyal import cost_model
 from tf_goyal.cost_model import Cost, Network
-
-RESULTS = Path(__file__).resolve().parent.parent / "tools" / "results"
 
 # A latency of 100, software of 10, 1 per byte on the link, 0.1 per byte for copying.
 ROUND = Network(latency=100.0, bandwidth=1.0, message_seconds=10.0, copy_seconds=0.1)
@@ -114,6 +111,16 @@ def test_members_of_a_host_share_its_link():
     assert cost == pytest.approx(Cost(2 * (10 + 10 + 110) + 100, 2 * 40, 2 * 6))
 
 
+def test_binary_blocks_of_hosts_share_their_links():
+    """6 = 4 + 2 ranks, 2 a host, 80 bytes: both of a host hand 2 times 20 to the 4.
+
+    There the pair's 40 inside, then 4 times 20 between; and the same way back.
+    """
+    network = Network(100.0, 1.0, 10.0, 0.0, members=2, inside_bandwidth=10.0)
+    cost = cost_model.halving_doubling(80, 6, network)
+    assert cost == pytest.approx(Cost(2 * (10 + 120) + 100, 2 * 80, 2 * 4))
+
+
 def test_one_host_has_no_latency():
     network = Network(100.0, 1.0, 10.0, 0.0, members=4, inside_bandwidth=10.0)
     assert cost_model.ring(40, 4, network) == pytest.approx(Cost(60, 0, 6))
@@ -143,6 +150,10 @@ def test_the_hosts_of_one_machine_share_its_cores():
     for p, times in ((2, 1), (4, 2), (8, 4)):
         assert cost_model.ring(80, p, network).copying == pytest.approx(
             times * cost_model.ring(80, p, ROUND).copying
+        )
+        inside = dataclasses.replace(network, members=8)
+        assert cost_model.ring(80, p, inside) == pytest.approx(
+            Cost(times * 2 * (p - 1) * 10.0, 0.0, times * 2 * (p - 1) / p * 8)
         )
         software = cost_model.ring(80, p, network).waiting - 2 * p * 100.0
         assert software == pytest.approx(times * 2 * (p - 1) * 10.0)
@@ -227,6 +238,15 @@ def test_latency_makes_buckets_larger_and_company_smaller():
     assert count(50.0, 1) < count(50.0, 8) <= count(0.0, 1)
 
 
+def test_the_last_sum_counts_and_not_the_last_turn():
+    """Four in flight. Alone each takes 23, a turn 23 / 4: 1 + 5.75 + 23 = 29.75.
+
+    Together 2 + 28 = 30, though a third bucket could start earlier: 12 against 12.5.
+    """
+    groups = cost_model.buckets([5, 5], [1, 2], lambda size: (18 + size, size), 4)
+    assert groups == [[0], [1]]
+
+
 def test_no_tensors_make_no_buckets():
     assert cost_model.buckets([], [], alone_and_busy) == []
 
@@ -308,33 +328,23 @@ def test_the_rings_latencies_are_twice_p():
     assert far - near == pytest.approx(0.0468 - 0.0148, rel=0.01)
 
 
-def emulated_networks():
-    """The networks "5 ms", "1 ms, 1 Gbit/s" ... of bench_allreduce.py: measurements."""
-    path = RESULTS / "bench_allreduce.json"
-    runs = json.loads(path.read_text())["runs"] if path.exists() else []
-    found = {}
-    for run in runs:
-        link = re.fullmatch(r"([\d.]+) ms(?:, ([\d.]+) Gbit/s|, .*)?", run["network"])
-        if not link:
-            continue
-        rate = 1e9 / 8 * float(link[2]) if link[2] else math.inf
-        network = Network(1e-3 * float(link[1]), rate, cores=run["machine"]["cores"])
-        found.setdefault(network, []).extend(
-            {
-                "algorithm": algorithm,
-                "p": run["processes"],
-                "bytes": 4 * size["elements"],
-                "seconds": seconds,
-            }
-            for size in run["sizes"]
-            for algorithm, seconds in size["seconds"].items()
-        )
-    return found
+STORED = TOOLS / "results" / "bench_allreduce.json"
+EMULATED = {
+    "1 ms, 1 Gbit/s": Network(1e-3, 1.25e8, cores=2),
+    "5 ms": Network(5e-3, math.inf, cores=2),
+    "10 ms": Network(10e-3, math.inf, cores=2),
+}
 
 
-@pytest.mark.parametrize("network, measured", emulated_networks().items())
-def test_stored_measurements(network, measured):
-    """Emulated hosts, each algorithm, size and p: to within 20 %."""
+def test_all_stored_networks_are_compared():
+    names = {run["network"] for run in json.loads(STORED.read_text())["runs"]}
+    assert names == {*EMULATED, "loopback"}
+
+
+@pytest.mark.parametrize("name", EMULATED)
+def test_stored_measurements(name):
+    """Emulated hosts on two cores, each algorithm, size and p: to within 20 %."""
+    network, measured = EMULATED[name], load("scaling").measurements(STORED, name)
     fitted = cost_model.fit(measured, network)
     wrong = {}
     for each in measured:

@@ -23,7 +23,7 @@ from tf_goyal import (
     doctor_tables,
     flags,
     input_pipeline,
-    reading_progress,
+    memory_cache,
     records,
 )
 from tf_goyal.datasets import Dataset
@@ -313,6 +313,31 @@ def test_more_broken_than_allowed(reading, most):
     assert "record 9 of" not in text and "\n" not in text
 
 
+def test_a_record_is_fetched_while_others_are_read():
+    """A thread names all the records of its chunk before it reads the first."""
+
+    class Told(Generated):
+        calls = ()
+
+        def will_read(self, record):
+            self.calls += (("fetch", record),)
+
+        def read(self, record):
+            self.calls += (("read", record),)
+            return super().read(record)
+
+    train, validation = Told("train", 40), Generated("validation", 1)
+    data_report.read(
+        Dataset("x", train, validation, ("a", "b")),
+        label_offset=0,
+        dct="fast",
+        threads=1,
+    )
+    chunks = (range(32), range(32, 40))
+    both = ("fetch", "read")
+    assert train.calls == tuple((c, r) for chunk in chunks for c in both for r in chunk)
+
+
 @pytest.mark.parametrize("split", ["train", "validation"])
 @pytest.mark.parametrize("good", [0, 1])
 def test_d5_a_split_without_a_good_image(split, good):
@@ -360,6 +385,7 @@ def doctor_on(folder, capsys, *arguments: str) -> tuple[int, str, str]:
 def test_d5_d6_doctor_tells_and_refuses(folder, monkeypatch, capsys):
     """The tables, then one sentence and exit code 2."""
     monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setattr(memory_cache.CachedSplit, "read", None)  # nothing is kept
     arguments = ["--full", "--max_bad_records=4", "--shuffle=streaming"]
     code, out, errors = doctor_on(folder, capsys, *arguments, "--cache=memory")
     assert code == 2
@@ -380,39 +406,3 @@ def test_d5_d6_doctor_tells_and_refuses(folder, monkeypatch, capsys):
     code, out, _ = doctor_on(folder, capsys, "--data", "--json")
     assert code == 0
     assert "reading" not in json.loads(out) and json.loads(out)["proof"]["holds"]
-
-
-def test_lines_where_there_is_no_terminal(monkeypatch, capsys):
-    """Every 10 seconds, with the rate and the time left, on stderr."""
-    clock = iter([100.0, 104.0, 120.0, 121.0, 140.0])
-    monkeypatch.setattr(reading_progress.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(reading_progress, "Progress", FakeBar)
-    with reading_progress.ReadingProgress(4000) as progress:
-        progress.add(32, 0)
-        progress.add(968, 2)
-        progress.add(500, 0)
-        progress.add(500, 1)
-    out, errors = capsys.readouterr()
-    assert out == ""
-    assert errors.splitlines() == [
-        "read 1,000 of 4,000  50 images/s  2 broken  ETA 1:00",
-        "read 2,000 of 4,000  50 images/s  3 broken  ETA 0:40",
-    ]
-
-
-class FakeBar:
-    """As much of rich's bar as is used; it has a clock of its own."""
-
-    def __init__(self, *_, **settings):
-        assert settings["disable"]
-
-    def add_task(self, *_, **__):
-        return 0
-
-    def start(self):
-        pass
-
-    stop = start
-
-    def update(self, *_, **__):
-        pass

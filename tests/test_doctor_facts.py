@@ -88,18 +88,23 @@ def test_memory_of_goyal_8k(facts):
 
 
 def test_buckets_of_goyal_8k(facts):
-    """Each bucket of 8 MB closes with the tensor that fills it, the head first."""
+    """Each bucket of 8 MB closes with the tensor that fills it, the head first.
+
+    The numbers and statistics, which stay float32, travel before them.
+    """
     messages = facts["messages"]
     assert messages["dtype"] == "float32"
     # Loss, error, faults, stop and replaced; running statistics; gradients.
     assert messages["bytes"] == 4 * (5 + 53_120 + 25_557_032)
     assert sum(messages["buckets"]) == messages["bytes"]
-    assert all(size >= 2**23 for size in messages["buckets"][:-1])
-    first = 5 + 53_120 + 1000 + 2048 * 1000  # ... head bias, head kernel
+    numbers, *gradients = messages["buckets"]
+    assert numbers == 4 * (5 + 53_120)  # they never share one with gradients
+    assert all(size >= 2**23 for size in gradients[:-1])
     bn3, bn2, bn1 = 2 * 2048, 2 * 512, 2 * 512
-    second = (bn3 + 512 * 2048) + (bn2 + 9 * 512 * 512)  # last block's conv3, conv2
+    first = 1000 + 2048 * 1000 + (bn3 + 512 * 2048)  # head, the last block's conv3
+    second = bn2 + 9 * 512 * 512  # its conv2
     third = (bn1 + 2048 * 512) + (bn3 + 512 * 2048)  # its conv1, the next one's conv3
-    assert messages["buckets"][:3] == [4 * first, 4 * second, 4 * third]
+    assert gradients[:3] == [4 * first, 4 * second, 4 * third]
 
 
 class Variable:
@@ -123,7 +128,12 @@ def test_exact_sums_are_twice_as_long():
     assert fast == [4 * count for count in elements]
     assert exact == [8 * count for count in elements]
     messages = doctor_facts.messages(goyal_8k(reduction="exact"), Network)
-    assert (messages["dtype"], messages["buckets"]) == ("int64", [8 * 119])
+    assert (messages["dtype"], messages["buckets"]) == ("int64", [8 * 19, 8 * 100])
+    # Gradients of two bytes; all else keeps its four.
+    half = goyal_8k(gradient_dtype="bfloat16")
+    sizes = reduction_choice.message_sizes(half, Network)
+    assert sizes == [4 * count for count in elements[:6]] + [10, 10, 180]
+    assert doctor_facts.messages(half, Network)["buckets"] == [4 * 19, 200]
     # C3, bucket size 0: every tensor alone.
     alone = doctor_facts.messages(goyal_8k(bucket_mb=0.0), Network)
     assert alone["buckets"] == fast

@@ -106,6 +106,7 @@ def test_reading_ends_when_both_are_found():
         (with_label(field(3, field(1, b"\1\2"))), "one integer, not 2"),
         (with_label(field(3, field(1, b"\x80"))), "cut off"),
         (with_label(field(3, field(1, b"\xff" * 11))), "no tf.train.Example"),
+        (with_label(field(3, field(1, b"\x80" * 10 + b"\1"))), "no tf.train.Example"),
         (varint(1 << 3) + varint(2**40), "no tf.train.Example"),
         (b"\xff\xd8\xff\xe0 a JPEG", "no tf.train.Example"),
     ],
@@ -128,11 +129,34 @@ def test_a_number_in_place_of_bytes_costs_no_memory():
 
 def test_random_bytes_raise_nothing_but_value_error():
     rng = np.random.default_rng(0)
+    refused = 0
     for _ in range(4000):
-        try:
+        with pytest.raises(ValueError):
             read(rng.bytes(int(rng.integers(0, 60))))
-        except ValueError:
-            pass
+        refused += 1
+    assert refused == 4000
+
+
+def test_random_integers_are_refused_or_what_protobuf_reads():
+    """Random bytes in place of the label's payload, of its list, and of its Feature."""
+    rng = np.random.default_rng(0)
+    refused, labels = 0, []
+    for _ in range(1000):
+        junk = rng.bytes(int(rng.integers(0, 8)))
+        for feature in (field(3, field(1, junk)), field(3, junk), junk):
+            example = with_label(feature)
+            try:
+                image, label = read(example)
+            except ValueError:
+                refused += 1
+                continue
+            labels.append(label)
+            proto = tf.train.Example.FromString(example).features.feature
+            assert image == b"jpeg" == proto["image"].bytes_list.value[0]
+            assert [label] == proto["label"].int64_list.value
+    assert refused + len(labels) == 3000
+    # Of the payloads every eighth is one byte, and half of these are a whole varint.
+    assert len(labels) > 1000 / 8 / 2 / 2 and min(labels) < 64 < max(labels)
 
 
 def test_damaged_examples_raise_nothing_but_value_error():

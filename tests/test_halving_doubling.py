@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import reductions
+from reductions import rounded
 
 from tf_goyal import halving_doubling
 
@@ -159,36 +160,61 @@ def eight(tmp_path_factory):
     return reductions.run(tmp_path_factory.mktemp("eight"), 8, layout)
 
 
-def check(cases: dict[str, dict], ranks: list[dict]) -> None:
-    """Whole numbers exactly; random ones closely, with the same bits everywhere."""
+def wrong(cases: dict[str, dict], ranks: list[dict]) -> list[str]:
+    """The cases that did not come out right.
+
+    Whole numbers exactly; random ones closely; with the same bits everywhere, which
+    those of a wire dtype can hold.
+    """
+    assert cases
+    found = []
     for name, case in cases.items():
         results = [ranks[rank][name] for rank in reductions.ranks_of(case)]
-        for result in results:
-            np.testing.assert_array_equal(result, results[0], err_msg=name)
-        if not case.get("random"):
-            np.testing.assert_array_equal(results[0], reductions.total(case), name)
-            continue
-        # A bound: half a unit for each of the at most 5 times that it is rounded.
-        unit = {None: 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[case["wire"]]
-        size = sum(abs(reductions.values(case, r)) for r in reductions.ranks_of(case))
-        error = abs(results[0] - reductions.total(case))
-        assert (error <= 5 * unit / 2 * size).all(), name
+        total, wire = reductions.total(case), case.get("wire")
+        right = all(np.array_equal(result, results[0]) for result in results)
+        if case.get("random"):
+            # Half a unit for each of the at most 5 times that it is rounded.
+            unit = {None: 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[wire]
+            size = sum(abs(reductions.values(case, r)) for r in case["ranks"])
+            right &= (abs(results[0] - total) <= 5 * unit / 2 * size).all()
+        else:
+            right &= np.array_equal(results[0], total)
+        right &= not wire or np.array_equal(results[0], rounded(results[0], wire))
+        if not right:
+            found.append(name)
+    return found
 
 
 def test_two_processes(two):
     """C2: p = 2; every dtype, 0, 1, 7 and 1M elements."""
-    check(TWO, two)
+    assert wrong(TWO, two) == []
+
+
+@pytest.mark.parametrize(("halvings", "wire"), [(None, "bfloat16"), (0, "float16")])
+def test_what_travels_is_rounded_and_sums_are_made_in_float32(two, halvings, wire):
+    """By hand: an owner rounds the sum of its own and the other's rounded part.
+
+    Without halving both make the sum, of what both of them have rounded.
+    """
+    name = f"2 random {halvings} {wire}"
+    mine, other = (reductions.values(TWO[name], r).astype(np.float32) for r in (0, 1))
+    for begin, end in halving_doubling.plan(777, 2, halvings).owned:
+        own = mine if halvings is None else rounded(mine, wire)
+        expected = rounded(own + rounded(other, wire), wire)[begin:end]
+        np.testing.assert_array_equal(two[0][name][begin:end], expected)
+        mine, other = other, mine
 
 
 @pytest.mark.parametrize("processes", range(2, 9))
 def test_the_first_of_eight_processes(eight, processes):
     """C2: p = 2 ... 8; every dtype; all buckets under way at once."""
-    check({n: c for n, c in EIGHT.items() if n.startswith(f"{processes} ")}, eight)
+    cases = {n: c for n, c in EIGHT.items() if n.startswith(f"{processes} ")}
+    assert wrong(cases, eight) == []
 
 
 def test_ranks_in_any_order(eight):
     """Not the first ones, and not in ascending order."""
-    check({"far": EIGHT["far"]}, eight)
+    assert wrong({"far": EIGHT["far"]}, eight) == []
 
 
 def test_a_thousand_rounds_leave_nothing_behind(two):

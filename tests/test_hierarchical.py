@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import reductions
 
-from tf_goyal import hierarchical
+from tf_goyal import halving_doubling, hierarchical
 
 HOSTS = {
     "one host": [[0, 1, 2, 3, 4]],
@@ -77,8 +77,24 @@ def test_hosts(five, hosts):
         expected = reductions.total(case)
         if not case["random"]:
             np.testing.assert_array_equal(results[0], expected, name)
-        tolerance = 0.1 if case["wire"] else 1e-5
+        between = len(case["hosts"]) > 1
+        if case["wire"] and between:  # only there it is rounded
+            halves = reductions.rounded(results[0], case["wire"])
+            np.testing.assert_array_equal(results[0], halves)
+        tolerance = 0.1 if case["wire"] and between else 1e-5
         np.testing.assert_allclose(results[0], expected, atol=tolerance)
+
+
+def test_what_travels_between_hosts_is_rounded(five):
+    """By hand: float32 inside; an owner adds the rounded part of the other host."""
+    name = "two of two float32 777 bfloat16"
+    x = [reductions.values(CASES[name], rank).astype(np.float32) for rank in range(4)]
+    own, other = x[0] + x[1], x[2] + x[3]
+    for begin, end in halving_doubling.plan(777, 2).owned:
+        total = own + reductions.rounded(other, "bfloat16")
+        expected = reductions.rounded(total, "bfloat16")[begin:end]
+        np.testing.assert_array_equal(five[0][name][begin:end], expected)
+        own, other = other, own
 
 
 def test_rounds(five):

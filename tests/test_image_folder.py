@@ -1,7 +1,7 @@
 import os
 
 import pytest
-from shard_files import bmp
+from pictures import bmp
 
 from tf_goyal import datasets
 from tf_goyal.records import BadRecord

@@ -7,7 +7,7 @@ import types
 
 import numpy as np
 import pytest
-from shard_files import write_shards
+from pictures import write_numbered
 
 from tf_goyal import index_cache, label_sample, records, shards
 
@@ -70,7 +70,7 @@ def load(folder) -> list[int]:
 
 def test_a_second_start_follows_and_reads_nothing(tmp_path, followed, sampled):
     folder = tmp_path / "data"
-    write_shards(folder, "train", 3, 10)
+    write_numbered(folder, "train", 3, 10)
     assert load(folder) == list(range(10))
     assert os.listdir(folder).count(BESIDE) == 1 and len(followed) == 2 * 3
     assert not list(folder.glob("*.tmp")) and not (tmp_path / "home").exists()
@@ -82,7 +82,7 @@ def test_a_second_start_follows_and_reads_nothing(tmp_path, followed, sampled):
 
 def test_only_changed_files_are_followed_again(tmp_path, followed, sampled):
     folder = tmp_path / "data"
-    paths = write_shards(folder, "train", 3, 9)
+    paths = write_numbered(folder, "train", 3, 9)
     load(folder)
     more = paths[1].read_bytes() + paths[0].read_bytes()
     paths[1].write_bytes(more)
@@ -95,7 +95,7 @@ def test_only_changed_files_are_followed_again(tmp_path, followed, sampled):
 def test_same_size_but_another_time(tmp_path, followed):
     """The first record goes to the end: as many bytes, cut elsewhere."""
     folder = tmp_path / "data"
-    (path,) = write_shards(folder, "train", 1, 11)
+    (path,) = write_numbered(folder, "train", 1, 11)
     load(folder)
     before, size = records.index_files([str(path)]), path.stat().st_size
     second = int(before.offset[1]) - 12
@@ -111,7 +111,7 @@ def test_same_size_but_another_time(tmp_path, followed):
 def test_rewritten_in_place_with_its_size_and_time_put_back(tmp_path, followed):
     """As `touch -r` and `rsync --inplace -t` do."""
     folder = tmp_path / "data"
-    (path,) = write_shards(folder, "train", 1, 11)
+    (path,) = write_numbered(folder, "train", 1, 11)
     load(folder)
     before, content = path.stat(), path.read_bytes()
     second = int(records.index_files([str(path)]).offset[1]) - 12
@@ -144,7 +144,7 @@ def status(monkeypatch, **changes):
 @pytest.mark.parametrize("changed", ["st_size", "st_mtime_ns", "st_ctime_ns", "st_ino"])
 def test_each_part_of_the_stamp_counts(tmp_path, monkeypatch, followed, changed):
     folder = tmp_path / "data"
-    (path,) = write_shards(folder, "train", 1, 4)
+    (path,) = write_numbered(folder, "train", 1, 4)
     usual = {"st_size": 9, "st_mtime_ns": 9, "st_ctime_ns": 9, "st_ino": 2**64 - 1}
     files = [str(path)]
     for changes, again in (({}, True), ({}, False), ({changed: 8}, True)):
@@ -157,7 +157,7 @@ def test_each_part_of_the_stamp_counts(tmp_path, monkeypatch, followed, changed)
 
 def test_a_pipe_in_place_of_a_shard_is_not_waited_for(tmp_path):
     folder = tmp_path / "data"
-    (path,) = write_shards(folder, "train", 1, 3)
+    (path,) = write_numbered(folder, "train", 1, 3)
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     assert load(folder) == [0, 1, 2]
@@ -171,13 +171,13 @@ def test_a_pipe_in_place_of_a_shard_is_not_waited_for(tmp_path):
 
 def test_files_that_come_and_go(tmp_path, followed):
     folder = tmp_path / "data"
-    paths = write_shards(folder, "train", 3, 9)
+    paths = write_numbered(folder, "train", 3, 9)
     load(folder)
     paths[0].unlink()
     followed.clear()
     assert load(folder) == [3, 4, 5, 6, 7, 8]
     assert followed == [paths[1].name, paths[2].name]  # the test's own
-    write_shards(tmp_path / "other", "train", 1, 2)[0].rename(folder / "train-x")
+    write_numbered(tmp_path / "other", "train", 1, 2)[0].rename(folder / "train-x")
     followed.clear()
     assert load(folder) == [3, 4, 5, 6, 7, 8, 0, 1]
     assert followed[:-3] == ["train-x"]
@@ -190,7 +190,7 @@ def test_files_that_come_and_go(tmp_path, followed):
 )
 def test_what_is_no_index_is_ignored_and_replaced(tmp_path, content, followed):
     folder = tmp_path / "data"
-    write_shards(folder, "train", 2, 5)
+    write_numbered(folder, "train", 2, 5)
     (folder / BESIDE).write_bytes(content)
     assert load(folder) == list(range(5))
     followed.clear()
@@ -200,7 +200,7 @@ def test_what_is_no_index_is_ignored_and_replaced(tmp_path, content, followed):
 
 def test_an_index_cut_at_any_byte_or_with_any_byte_changed(tmp_path):
     folder = tmp_path / "data"
-    write_shards(folder, "train", 2, 3)
+    write_numbered(folder, "train", 2, 3)
     load(folder)
     good = (folder / BESIDE).read_bytes()
     for at in range(0, len(good), 31):
@@ -230,7 +230,7 @@ def test_an_index_cut_at_any_byte_or_with_any_byte_changed(tmp_path):
 )
 def test_an_index_that_cannot_be_right(tmp_path, change):
     folder = tmp_path / "data"
-    write_shards(folder, "train", 2, 3)
+    write_numbered(folder, "train", 2, 3)
     load(folder)
     with np.load(folder / BESIDE) as stored:
         arrays = {name: stored[name] for name in stored.files} | change
@@ -246,7 +246,7 @@ def test_nothing_is_unpickled(tmp_path):
             return os.mkdir, (str(tmp_path / "sprung"),)
 
     folder = tmp_path / "data"
-    write_shards(folder, "train", 1, 3)
+    write_numbered(folder, "train", 1, 3)
     np.savez(folder / BESIDE, format=np.array(Trap(), object))
     assert load(folder) == [0, 1, 2]
     assert not (tmp_path / "sprung").exists()
@@ -254,7 +254,7 @@ def test_nothing_is_unpickled(tmp_path):
 
 def test_a_pipe_in_its_place_is_not_waited_for(tmp_path):
     folder = tmp_path / "data"
-    write_shards(folder, "train", 1, 3)
+    write_numbered(folder, "train", 1, 3)
     os.mkfifo(folder / BESIDE)
     assert load(folder) == [0, 1, 2]
 
@@ -274,7 +274,7 @@ def read_only(monkeypatch, *folders):
 def test_a_read_only_folder(tmp_path, monkeypatch, home, followed, sampled):
     """The index of each folder lies in the user's cache folder."""
     for name, count in (("data", 5), ("other", 7)):
-        write_shards(tmp_path / name, "train", 2, count)
+        write_numbered(tmp_path / name, "train", 2, count)
     read_only(monkeypatch, tmp_path / "data", tmp_path / "other")
     for _ in range(2):
         assert load(tmp_path / "data") == list(range(5))
@@ -289,7 +289,7 @@ def test_a_read_only_folder(tmp_path, monkeypatch, home, followed, sampled):
 
 
 def test_nowhere_to_write(tmp_path, monkeypatch, home):
-    write_shards(tmp_path / "data", "train", 2, 5)
+    write_numbered(tmp_path / "data", "train", 2, 5)
     read_only(monkeypatch, tmp_path / "data", home)
     assert load(tmp_path / "data") == list(range(5))
     assert load(tmp_path / "data") == list(range(5))
@@ -302,7 +302,7 @@ def test_the_users_cache_folder(tmp_path, monkeypatch, setting):
     monkeypatch.setenv("XDG_CACHE_HOME", setting)
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     folder = tmp_path / "data"
-    write_shards(folder, "train", 1, 3)
+    write_numbered(folder, "train", 1, 3)
     read_only(monkeypatch, folder)
     load(folder)
     assert len(list((tmp_path / "me" / ".cache" / "tf_goyal").glob("*-train.npz"))) == 1
@@ -310,7 +310,7 @@ def test_the_users_cache_folder(tmp_path, monkeypatch, setting):
 
 def test_a_full_disk(tmp_path, monkeypatch):
     """What was begun is removed."""
-    write_shards(tmp_path / "data", "train", 2, 5)
+    write_numbered(tmp_path / "data", "train", 2, 5)
 
     def full(file, **arrays):
         file.write(b"PK")
@@ -325,7 +325,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
 
 
 def test_other_users_can_read_it(tmp_path):
-    write_shards(tmp_path / "data", "train", 1, 3)
+    write_numbered(tmp_path / "data", "train", 1, 3)
     load(tmp_path / "data")
     assert (tmp_path / "data" / BESIDE).stat().st_mode & 0o777 == 0o644
 
@@ -333,7 +333,7 @@ def test_other_users_can_read_it(tmp_path):
 def test_many_processes_at_once(tmp_path):
     """Each sees a whole index or none, and all the same records."""
     folder = tmp_path / "data"
-    paths = write_shards(folder, "train", 4, 400)
+    paths = write_numbered(folder, "train", 4, 400)
     code = (
         "import glob, os, sys; from tf_goyal import index_cache, shards;"
         "folder = sys.argv[1]; files = sorted(glob.glob(folder + '/train-*'))\n"

@@ -236,6 +236,15 @@ def test_steps_made_ahead():
     assert input_pipeline.Threads(prefetch=5).ahead(2**40) == 5
 
 
+def test_the_threads_are_the_pipelines_own():
+    """No autotuning: as many as were asked for, and one inside of an operation."""
+    made = input_pipeline.Threads(3).finish(tf.data.Dataset.range(4), 1)
+    options = made.options()
+    assert options.threading.private_threadpool_size == 3
+    assert options.threading.max_intra_op_parallelism == 1
+    assert options.autotune.enabled is False
+
+
 def test_the_streaming_order_goes_through_the_same_pipeline(tmp_path):
     """D4: any split of the workers over processes reads every record once."""
     split = make_split(tmp_path, 24, 3)

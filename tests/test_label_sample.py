@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from shard_files import bmp
+from pictures import bmp
 
 from tf_goyal import label_sample
 from tf_goyal.records import BadRecord

@@ -2,7 +2,7 @@ import hashlib
 import json
 
 import pytest
-from shard_files import write_shards
+from pictures import write_numbered
 
 from tf_goyal import datasets, records
 
@@ -13,7 +13,7 @@ def folder(tmp_path):
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
     splits = {}
     for split, shards, count in (("train", 2, 5), ("validation", 1, 3)):
-        paths = write_shards(tmp_path, split, shards, count)
+        paths = write_numbered(tmp_path, split, shards, count)
         splits[split] = {
             "records": count,
             "per_class": {},
@@ -75,7 +75,7 @@ def test_a_shard_of_other_records(folder):
 
 
 def test_other_shards(folder):
-    write_shards(folder, "train", 3, 5)
+    write_numbered(folder, "train", 3, 5)
     for shard in range(2):
         (folder / f"train-{shard:05d}-of-00002").unlink()
     assert "train-00000-of-00002 is missing" in refused(folder)

@@ -1,4 +1,4 @@
-"""What --allreduce=auto goes by; measuring itself is in test_train.py."""
+"""What --allreduce=auto goes by; measuring itself is in test_train_peers.py."""
 
 import pytest
 

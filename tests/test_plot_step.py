@@ -1,32 +1,16 @@
 """The picture of a step: a tiny recording, and what is read from one."""
 
-import importlib
 import json
-import sys
-from pathlib import Path
 
 import pytest
-
-from tf_goyal import flags
-
-TOOLS = Path(__file__).resolve().parent.parent / "tools"
+from tool_runs import load, run
 
 
 @pytest.fixture
 def plot(monkeypatch, tmp_path):
     """The tool, which writes its result to `tmp_path`."""
-    monkeypatch.syspath_prepend(str(TOOLS))
-    machine = importlib.import_module("machine")
-    monkeypatch.setattr(machine, "RESULTS", tmp_path)
-    return importlib.import_module("plot_step")
-
-
-def run(plot, monkeypatch, *written):
-    """The exit code of the tool."""
-    monkeypatch.setattr(sys, "argv", [str(TOOLS / "plot_step.py"), *written])
-    with pytest.raises(SystemExit) as ended:
-        flags.run(plot.main, define=plot.define, with_config=False)
-    return ended.value.code
+    monkeypatch.setattr(load("machine"), "RESULTS", tmp_path)
+    return load("plot_step")
 
 
 def test_a_tiny_recording(plot, monkeypatch, tmp_path):

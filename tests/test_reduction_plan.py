@@ -28,7 +28,25 @@ def test_no_tensors_need_no_bucket():
     assert reduction_plan.fill([], 8) == []
 
 
-def plan(sizes, bucket_bytes=None, cost=None, algorithm=str, ready=None):
+@pytest.mark.parametrize(
+    ("gradients_from", "expected"),
+    [
+        (0, [[0, 1, 2], [3, 4]]),
+        (1, [[0], [1, 2, 3], [4]]),
+        (2, [[0, 1], [2, 3, 4]]),
+        (5, [[0, 1, 2], [3, 4]]),
+    ],
+)
+def test_statistics_and_gradients_never_share_a_bucket(gradients_from, expected):
+    """4-byte statistics and 2-byte gradients could not travel as one tensor."""
+    buckets = plan([4] * 5, bucket_bytes=12, gradients_from=gradients_from)
+    assert [bucket.positions for bucket in buckets] == expected
+    assert [bucket.bytes for bucket in buckets] == [
+        4 * len(group) for group in expected
+    ]
+
+
+def plan(sizes, bucket_bytes=None, cost=None, algorithm=str, ready=None, **more):
     return reduction_plan.plan(
         sizes,
         ready or [1.0] * len(sizes),
@@ -36,6 +54,7 @@ def plan(sizes, bucket_bytes=None, cost=None, algorithm=str, ready=None):
         algorithm=algorithm,
         cost=cost,
         in_flight=2,
+        **more,
     )
 
 
@@ -54,13 +73,18 @@ def test_8_mb_where_nothing_was_measured():
     assert [bucket.positions for bucket in buckets] == [[0, 1, 2], [3], [4]]
 
 
-def test_the_last_bucket_is_small_where_it_was_measured():
+@pytest.mark.parametrize(
+    ("ready", "expected"),
+    [([0.25, 0.5, 1.0], [[0, 1], [2]]), ([1.0, 1.0, 1.0], [[0, 1, 2]])],
+)
+def test_the_last_bucket_is_small_where_it_was_measured(ready, expected):
     """What is ready last is not hidden: it travels alone."""
 
-    def cost(size):  # all 80 ms, each bucket 20 ms and 1 ms for 1,000 bytes
-        return 0.02 + size * 1e-6, size * 1e-6
+    def cost(size):  # all 150 ms, each bucket 90 ms and 1 ms for 1,000 bytes
+        return 0.09 + size * 1e-6, size * 1e-6
 
-    # Backward is taken to last 80 ms. As one bucket all is there after 80 + 80; with
-    # the last tensor alone after 80 + 30, and the others are there long before.
-    buckets = plan([30_000, 20_000, 10_000], cost=cost, ready=[0.25, 0.5, 1.0])
-    assert buckets[-1].positions == [2] and len(buckets) > 1
+    # Backward is taken to last 150 ms. As one bucket all is there after 150 + 150; with
+    # the last tensor alone after 150 + 100, and the others are there at 75 + 140. Where
+    # all is ready at the end, two buckets take longer: 150 + 140 / 2 + 100.
+    buckets = plan([30_000, 20_000, 10_000], cost=cost, ready=ready)
+    assert [bucket.positions for bucket in buckets] == expected

@@ -1,36 +1,29 @@
 """The simulated step: by hand, against measured steps, and against the paper."""
 
 import dataclasses
-import importlib
 import json
 import math
 import os
-import sys
-from pathlib import Path
 
 import pytest
+import tool_runs
 
-from tf_goyal import cost_model, flags, gradient_order
+from tf_goyal import cost_model, gradient_order
 from tf_goyal.cost_model import Network
 from tf_goyal.gradient_order import Gradient
 
-TOOLS = Path(__file__).resolve().parent.parent / "tools"
 MB = 2**20
 
 
 @pytest.fixture(scope="module")
 def tools():
-    """The tool and its simulation."""
-    sys.path.insert(0, str(TOOLS))
-    try:
-        yield importlib.import_module("scaling")
-    finally:
-        sys.path.remove(str(TOOLS))
+    """The tool."""
+    return tool_runs.load("scaling")
 
 
 @pytest.fixture(scope="module")
-def simulation(tools):
-    return importlib.import_module("step_simulation")
+def simulation():
+    return tool_runs.load("step_simulation")
 
 
 @pytest.fixture(scope="module")
@@ -276,10 +269,7 @@ SMALL = ["--model=resnet20", "--image_size=32", "--classes=10", "--devices=24"]
 
 
 def run(tools, monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["tools/scaling.py", *SMALL, *arguments])
-    with pytest.raises(SystemExit) as ended:
-        flags.run(tools.main, define=tools.define, with_config=False)
-    return ended.value.code
+    return tool_runs.run(tools, monkeypatch, *SMALL, *arguments)
 
 
 def test_tables_picture_and_numbers(tools, monkeypatch, capsys, tmp_path):

@@ -2,14 +2,14 @@ import concurrent.futures
 
 import numpy as np
 import pytest
-from shard_files import bmp, write_shards
+from pictures import bmp, write_numbered
 
 from tf_goyal import records, shards
 
 
 @pytest.fixture
 def files(tmp_path):
-    return [str(path) for path in write_shards(tmp_path, "train", 3, 10)]
+    return [str(path) for path in write_numbered(tmp_path, "train", 3, 10)]
 
 
 def test_a_split_of_an_index(files):
@@ -48,7 +48,7 @@ def test_many_threads(files):
 def test_features_that_are_given_hold_against_stored_ones(tmp_path):
     """The first start found other names, as where a JSON file was corrected."""
     both = ("image/encoded", "image/class/label")
-    files = [str(path) for path in write_shards(tmp_path, "train", 1, 4)]
+    files = [str(path) for path in write_numbered(tmp_path, "train", 1, 4)]
     split, sample = shards.load("train", str(tmp_path), files)
     assert split.features == sample.features == both
     with pytest.raises(ValueError, match="all 4 .*because the feature image is not in"):

@@ -5,11 +5,10 @@ import shutil
 
 import numpy as np
 import pytest
-from shard_files import bmp, write_shards
+import tensorflow_datasets as tfds
+from pictures import bmp, write_numbered
 
 from tf_goyal import datasets, tfds_folder
-
-tfds = pytest.importorskip("tensorflow_datasets", reason="it writes the folders")
 
 NAMES = ["cat", "dog", "eel"]
 
@@ -177,21 +176,21 @@ def test_the_newest_version_is_the_greatest_number(photos):
 
 def test_another_filename_template(tmp_path):
     """As tfds.folder_dataset.write_metadata describes files of another writer."""
-    paths = write_shards(
+    paths = write_numbered(
         tmp_path,
         "train",
         3,
         7,
         features=("picture", "kind"),
-        name="{split}-{shard:05d}-of-{shards:05d}.tfrecord",
+        file="{name}-{shard:05d}-of-{shards:05d}.tfrecord",
     )
-    paths += write_shards(
+    paths += write_numbered(
         tmp_path,
         "test",
         1,
         2,
         features=("picture", "kind"),
-        name="{split}-{shard:05d}-of-{shards:05d}.tfrecord",
+        file="{name}-{shard:05d}-of-{shards:05d}.tfrecord",
     )
     template = tfds.core.ShardedFileTemplate(
         data_dir=tmp_path,

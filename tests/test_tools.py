@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,23 @@ def test_a_missing_network_is_named_in_one_line(clone):
         assert "the package index cannot be reached" in done.stderr
         assert done.stderr.count("\n") == 1
         assert not list((clone / ".venv").glob("installed-*"))
+
+
+def test_a_clone_in_the_working_folder_does_not_hide_the_package(tmp_path):
+    """As for everybody who stays where "git clone" was typed."""
+    for folder in ("flags", "tf_goyal", "tools"):
+        (tmp_path / "tf_goyal" / folder).mkdir(parents=True)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tf_goyal.train", "--help"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--model_dir" in done.stdout
 
 
 def test_quickstart():

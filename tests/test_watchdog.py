@@ -67,14 +67,28 @@ def test_tensorflows_algorithms_tell_nothing():
     assert "do not say from whom" in barked(graph, prepare)
 
 
+def test_a_sum_outside_of_the_steps_is_watched():
+    """An evaluation ends in one; the next call of the same is another wait."""
+    graph, there = Graph(), threading.Event()
+
+    def prepare(watchdog):
+        total = watchdog.watched("the sum", lambda wait: there.wait(wait))
+        total(0)
+        threading.Thread(target=total, args=(LONG,), daemon=True).start()
+
+    why = barked(graph, prepare)
+    there.set()
+    assert why.startswith("the sum: got nothing for 0.1 s")
+
+
 @pytest.mark.parametrize("state", ["computes", "between steps", "messages come", "off"])
 def test_quiet_where_nothing_hangs(state):
     """Twenty looks, more than two timeouts."""
-    graph, said = Graph(a=0), []
+    graph, said, threads = Graph(a=0), [], threading.active_count()
     with Watchdog(0 if state == "off" else 0.1, graph, said.append) as watchdog:
         watchdog.begins(1)
         if state == "off":
-            assert threading.active_count() >= 1 and graph.looks == 0
+            assert threading.active_count() == threads and graph.looks == 0
             return
         if state != "computes":
             graph.counts.update({READY: 1, "a": 1})

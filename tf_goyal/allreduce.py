@@ -44,8 +44,10 @@ class AllReduce:
       rank: this process'.
       hosts: the ranks on each host, see `hierarchical.ranks_by_host`.
       arrivals: counts what comes, and this process' own part, for a watchdog.
-      wire_dtype: in which floating point travels between processes; None: as it is.
-        Ours then add in float32, TensorFlow's in this dtype.
+      wire_dtype: in which gradients of floating point travel between processes; None:
+        as they are. Ours then add in float32, TensorFlow's in this dtype.
+      gradients_from: position of the first gradient among the tensors. What stands
+        before it travels as it is: running statistics would lose what a step adds.
     """
 
     def __init__(
@@ -56,11 +58,12 @@ class AllReduce:
         hosts: Sequence[Sequence[int]] = ((0,),),
         arrivals: Arrivals | None = None,
         wire_dtype: tf.DType | None = None,
+        gradients_from: int = 0,
     ):
         self._arrivals = arrivals
         self._plan, self._rank, self._hosts = plan, rank, hosts
         self._ranks = sorted(rank for host in hosts for rank in host)
-        self._wire_dtype = wire_dtype
+        self._wire_dtype, self._gradients_from = wire_dtype, gradients_from
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums each tensor.
@@ -78,18 +81,21 @@ class AllReduce:
         if self._arrivals:
             with tf.control_dependencies(tensors):
                 self._arrivals.count(tf.constant(0), READY)
-        wire_dtype = self._wire_dtype if tensors[0].dtype.is_floating else None
-        wire_dtype = wire_dtype or tensors[0].dtype
         reduced: list[tf.Tensor] = []
         totals: list[tf.Tensor] = []
-        sizes = [t.shape.num_elements() * wire_dtype.size for t in tensors]
+        dtypes = [self._travels_as(i, t.dtype) for i, t in enumerate(tensors)]
+        sizes = [
+            tensor.shape.num_elements() * dtype.size
+            for tensor, dtype in zip(tensors, dtypes, strict=True)
+        ]
         for number, bucket in enumerate(self._plan(sizes)):
             parts = [tensors[position] for position in bucket.positions]
+            (dtype,) = {dtypes[position] for position in bucket.positions}
             flat = tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
             if number >= IN_FLIGHT:
                 with tf.control_dependencies([totals[number - IN_FLIGHT]]):
                     flat = tf.identity(flat)
-            totals.append(self._reduce(flat, bucket.algorithm, wire_dtype))
+            totals.append(self._reduce(flat, bucket.algorithm, dtype))
             lengths = [part.shape.num_elements() for part in parts]
             pieces = tf.split(totals[-1], lengths)
             reduced += [
@@ -97,6 +103,10 @@ class AllReduce:
                 for piece, part in zip(pieces, parts, strict=True)
             ]
         return reduced
+
+    def _travels_as(self, position: int, dtype: tf.DType) -> tf.DType:
+        halves = position >= self._gradients_from and dtype.is_floating
+        return (halves and self._wire_dtype) or dtype
 
     def _reduce(
         self, flat: tf.Tensor, algorithm: str, wire_dtype: tf.DType

@@ -139,11 +139,11 @@ def evaluator(
     model: keras.Model,
     strategy: tf.distribute.Strategy,
     placement: Placement,
+    device_sum: Callable[[np.ndarray], np.ndarray],
 ):
     """() -> `evaluation.evaluate`'s, of the model's present weights."""
     split, batch = dataset.validation, config.worker_batch
     eval_step = step.eval_step(model, strategy)
-    device_sum = step.device_sum(strategy, placement)
     rounds = evaluation.batches_of(len(split), batch, placement)
     batches = input_pipeline.EvalBatches(
         split,
@@ -219,6 +219,12 @@ def trainer(
     reduction = ReductionChoice(
         config, cluster, network, strategy, placement, device_sum
     )
+    watchdog = Watchdog(
+        config.collective_timeout if cluster.processes > 1 else 0.0,
+        reduction.arrivals.counts,
+        lost,
+    )
+    device_sum = watchdog.watched("a sum over all processes", device_sum)
     is_first = cluster.rank == 0
     if is_first:
         os.makedirs(config.model_dir, exist_ok=True)
@@ -239,7 +245,7 @@ def trainer(
             all_reduce=reduction.all_reduce,
         ),
         batches=batches,
-        evaluate=evaluator(config, dataset, network, strategy, placement),
+        evaluate=evaluator(config, dataset, network, strategy, placement, device_sum),
         broken=BrokenRecords(
             config.max_bad_records, device_sum, placement, broken_records
         ),
@@ -247,11 +253,7 @@ def trainer(
         validation_images=len(dataset.validation),
         device_sum=device_sum,
         choose_all_reduce=reduction.choose,
-        watchdog=Watchdog(
-            config.collective_timeout if cluster.processes > 1 else 0.0,
-            reduction.arrivals.counts,
-            lost,
-        ),
+        watchdog=watchdog,
         log=RunLog(config.model_dir, writes=is_first),
         model_dir=config.model_dir,
         keep_checkpoints=config.keep_checkpoints,

@@ -10,6 +10,7 @@ The memory does not grow with the images: what is kept of a good one is two numb
 
 import collections
 import concurrent.futures
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ import tensorflow as tf
 from tf_goyal import augment, input_pipeline, samples
 from tf_goyal.datasets import Dataset, Split
 from tf_goyal.image_header import ImageHeader
-from tf_goyal.reading_progress import ReadingProgress
+from tf_goyal.progress import ImageProgress
 from tf_goyal.records import BadRecord
 from tf_goyal.samples import Labels
 
@@ -61,7 +62,8 @@ def read(data: Dataset, *, label_offset: int, dct: str, threads: int) -> dict[st
       sizes, formats and orientations are those of the good records.
     """
     splits = (data.train, data.validation)
-    with ReadingProgress(sum(map(len, splits))) as progress:
+    # To stderr: stdout is for what is found.
+    with ImageProgress("read", sum(map(len, splits)), stream=sys.stderr) as progress:
         return {
             split.name: _read_split(
                 split, Tally(split, data.labels, label_offset), dct, threads, progress
@@ -71,7 +73,7 @@ def read(data: Dataset, *, label_offset: int, dct: str, threads: int) -> dict[st
 
 
 def _read_split(
-    split: Split, tally: "Tally", dct: str, threads: int, progress: ReadingProgress
+    split: Split, tally: "Tally", dct: str, threads: int, progress: ImageProgress
 ) -> dict[str, Any]:
     read_records = _reader(split, dct)
     chunks = (

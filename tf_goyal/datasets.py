@@ -22,10 +22,10 @@ from tf_goyal import (
 DATASETS = ("digits", "imagenet", "tfrecord", "folder", "tfds:NAME")
 
 # §5.1: 1000 classes, about 1.28 million training and 50,000 validation images.
-_IMAGENET_CLASSES = 1000
-_IMAGENET_RECORDS = {"train": 1_281_167, "validation": 50_000}
+IMAGENET_CLASSES = 1000
+IMAGENET_IMAGES = {"train": 1_281_167, "validation": 50_000}
 
-_SPLITS = ("train", "validation")
+SPLITS = ("train", "validation")
 
 
 class Split(Protocol):
@@ -161,7 +161,7 @@ def _tfds(
 ) -> tuple[_Loaded, _Loaded, tuple[str, ...]]:
     found = tfds_folder.find(name, data_dir)
     loaded = []
-    for split in _SPLITS:
+    for split in SPLITS:
         counts = found.counts[split]
         loaded.append(
             shards.load(
@@ -181,15 +181,15 @@ def _shards(
     name: str, data_dir: str, verify: bool
 ) -> tuple[_Loaded, _Loaded, tuple[str, ...]]:
     names = shard_folder.list_names(data_dir)
-    files = {split: shard_folder.shards(data_dir, names, split) for split in _SPLITS}
+    files = {split: shard_folder.shards(data_dir, names, split) for split in SPLITS}
     if name == "imagenet" and shard_folder.LABELS_FILE not in names:
-        labels = tuple(str(label) for label in range(_IMAGENET_CLASSES))
+        labels = tuple(str(label) for label in range(IMAGENET_CLASSES))
     else:
         labels = shard_folder.labels(data_dir)
-    if name == "imagenet" and len(labels) != _IMAGENET_CLASSES:
+    if name == "imagenet" and len(labels) != IMAGENET_CLASSES:
         raise ValueError(
             f"{os.path.join(data_dir, shard_folder.LABELS_FILE)}: --dataset=imagenet "
-            f"requires {_IMAGENET_CLASSES} lines; found {len(labels)}: correct it, or "
+            f"requires {IMAGENET_CLASSES} lines; found {len(labels)}: correct it, or "
             "use --dataset=tfrecord for a subset."
         )
     prepared = manifest.read(data_dir)
@@ -203,7 +203,7 @@ def _shards(
             prepared, os.path.join(data_dir, shard_folder.LABELS_FILE)
         )
     loaded = {}
-    for split in _SPLITS:
+    for split in SPLITS:
         if prepared:
             manifest.require_files(prepared, split, files[split])
         loaded[split] = shards.load(
@@ -224,9 +224,9 @@ def _require_imagenet(
     # Images that could not be used are named in the manifest, and count as known.
     left_out = prepared.left_out if prepared else {}
     found = {s: len(split) + left_out.get(s, 0) for s, (split, _) in loaded.items()}
-    if found != _IMAGENET_RECORDS:
+    if found != IMAGENET_IMAGES:
         raise ValueError(
-            f"--dataset=imagenet requires {_counts(_IMAGENET_RECORDS)} records; "
+            f"--dataset=imagenet requires {_counts(IMAGENET_IMAGES)} records; "
             f"{data_dir} holds {_counts(found)}: complete it, or use "
             "--dataset=tfrecord for a subset."
         )

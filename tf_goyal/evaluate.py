@@ -103,7 +103,9 @@ def evaluate(
             "all processes must evaluate the same checkpoint; rank "
             f"{members.rank} has step {found.step}, sha256 {sha256}: give --step"
         )
-    evaluation, left_out = build.evaluator(settings, data, model, strategy, placement)()
+    evaluation, left_out = build.evaluator(
+        settings, data, model, strategy, placement, device_sum
+    )()
     for record in left_out:
         labels = build.labels(settings, data)
         why = input_pipeline.fault(data.validation, record, settings.dct, labels)

@@ -48,6 +48,7 @@ def load(
     names = [os.path.relpath(file, folder) for file in files]
     # Before the files are followed, so that a change meanwhile is seen next time.
     stamps = [_stamp(file) for file in files]
+    keys = list(zip(names, stamps))
     places = _places(folder, split)
     known: dict[tuple[str, _Stamp], _Table] = {}
     for place in places:
@@ -55,10 +56,9 @@ def load(
         if stored is None:
             continue
         tables, found = stored
-        if list(tables) == list(zip(names, stamps)):
+        if list(tables) == keys:
             return records.join(files, tables.values()), found
         known.update(tables)
-    keys = list(zip(names, stamps))
     new = [file for file, key in zip(files, keys) if key not in known]
     followed = dict(zip(new, records.index_each(new)))
     tables = [followed.get(file) or known[key] for file, key in zip(files, keys)]

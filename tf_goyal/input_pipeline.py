@@ -162,7 +162,8 @@ class TrainBatches:
         for *image, position in zip(*self._sampler.at(positions), positions.tolist()):
             encoded, _, is_jpeg, window, flip, _ = image
             try:
-                augment.train_image(encoded, is_jpeg, window, flip, **self._image)
+                with tf.device("CPU:0"):
+                    augment.train_image(encoded, is_jpeg, window, flip, **self._image)
             except tf.errors.InvalidArgumentError:
                 self._sampler.reject(position)
                 found = True
@@ -276,7 +277,8 @@ class EvalBatches:
         for encoded, record in zip(self._read(number)[0], self._records(number)):
             try:
                 if encoded:
-                    augment.eval_image(encoded, **self._image)
+                    with tf.device("CPU:0"):
+                        augment.eval_image(encoded, **self._image)
             except tf.errors.InvalidArgumentError:
                 self._broken.add(record)
         return len(self._broken) > before

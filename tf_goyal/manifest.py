@@ -8,9 +8,10 @@ import hashlib
 import json
 import os
 import re
+from typing import Any
 
 NAME = "manifest.json"
-_FORMAT = 1
+FORMAT = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Manifest:
       left_out: of each split, the number of images that could not be used.
       labels_sha256: of the bytes of labels.txt, in hexadecimal; None in a manifest
         that does not have it.
+      content: all of the file; only what is above was checked.
     """
 
     path: str
@@ -44,6 +46,7 @@ class Manifest:
     shards: dict[str, dict[str, Shard]]
     left_out: dict[str, int]
     labels_sha256: str | None
+    content: dict[str, Any]
 
 
 def read(folder: str) -> Manifest | None:
@@ -58,7 +61,7 @@ def read(folder: str) -> Manifest | None:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-        if found["format"] != _FORMAT:
+        if found["format"] != FORMAT:
             raise ValueError(f"its format is {found['format']!r}")
         return Manifest(
             path=path,
@@ -77,6 +80,7 @@ def read(folder: str) -> Manifest | None:
                 for split, content in found["splits"].items()
             },
             labels_sha256=_sha256(found.get("labels_sha256")),
+            content=found,
         )
     except OSError as error:
         reason = error.strerror
@@ -86,7 +90,7 @@ def read(folder: str) -> Manifest | None:
         reason = str(error)
     raise ValueError(
         f"{path}: expected the manifest of tools/prepare_imagenet.py, format "
-        f"{_FORMAT}: {reason}: prepare the data again, or remove this file to use the "
+        f"{FORMAT}: {reason}: prepare the data again, or remove this file to use the "
         "shards unchecked."
     )
 

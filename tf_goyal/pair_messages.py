@@ -20,11 +20,7 @@ from tf_goyal.arrivals import Arrivals
 # of its own from here on; keys are int32.
 _FIRST_GROUP = 2**30
 MAX_RANKS = 2**15
-MAX_MESSAGES = 2**28
-# TensorFlow tells the instances of all groups apart by their key alone where it checks
-# their types, and its strategies count theirs up from 1, one for each variable and for
-# each all-reduce of each step.
-_FIRST_INSTANCE = 2**30
+MAX_MESSAGES = 2**30
 
 # What the ops carry. bfloat16 travels as the bits of a float16.
 _CARRIED = (tf.float32, tf.float16, tf.float64, tf.int32, tf.int64)
@@ -52,7 +48,7 @@ def send(
       tensor: not empty; float32, bfloat16, float16, float64, int32 or int64.
       sender: this process' rank.
       receiver: the other's.
-      message: 0 to 2**28 - 1. Between one sender and one receiver a number stands for
+      message: 0 to 2**30 - 1. Between one sender and one receiver a number stands for
         one shape and dtype in the whole life of the processes, and is on its way once
         at a time. Use it again in the next step: TensorFlow keeps a record of each
         number for ever, about a kilobyte.
@@ -134,5 +130,5 @@ def _keys(sender: int, receiver: int, message: int) -> tuple[int, int]:
         raise ValueError(
             f"a message's number must be from 0 to {MAX_MESSAGES - 1}, got {message}"
         )
-    instance = _FIRST_INSTANCE + 2 * message + (sender > receiver)
+    instance = 2 * message + (sender > receiver)
     return _FIRST_GROUP + low * MAX_RANKS + high, instance

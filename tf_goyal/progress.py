@@ -1,8 +1,11 @@
-"""What a person sees while a run trains: a bar on a terminal, lines elsewhere."""
+"""What a person sees while something goes on: a bar on a terminal, lines elsewhere."""
 
+import datetime
 import sys
 import time
+from typing import TextIO
 
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
@@ -14,7 +17,79 @@ from rich.progress import (
 LINE_SECONDS = 10.0
 
 
-class TrainingProgress:
+class _Progress:
+    """Shows how much is done, some numbers, and the time that the rest takes.
+
+    Args:
+      doing: what is counted, as in "step 5/10".
+      total: of them.
+      done: of them before this process started.
+      stream: to write to; None: stdout.
+      shows: False shows nothing.
+    """
+
+    def __init__(
+        self,
+        doing: str,
+        total: int,
+        done: int = 0,
+        stream: TextIO | None = None,
+        shows: bool = True,
+    ):
+        self._doing, self._total, self._stream = doing, total, stream or sys.stdout
+        self._shows = shows
+        self._terminal = shows and self._stream.isatty()
+        self._last_line = time.monotonic()
+        self._count_from(done, self._last_line)
+        self._bar = Progress(
+            TextColumn(doing + " {task.completed:,.0f}/{task.total:,.0f}"),
+            BarColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=Console(file=self._stream),
+            disable=not self._terminal,
+            refresh_per_second=4,
+        )
+        self._task = self._bar.add_task("", total=total, completed=done, numbers="")
+
+    def __enter__(self):
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._bar.stop()
+
+    def _count_from(self, done: int, now: float) -> None:
+        """Speed and remaining time are those of what is done from now on."""
+        self._first, self._started = done, now
+
+    def _speed(self, done: int, now: float) -> float:
+        """Of them a second."""
+        return (done - self._first) / max(now - self._started, 1e-9)
+
+    def _show(self, done: int, now: float, numbers: str) -> None:
+        """Shows so many done, with `numbers` as they are."""
+        self._bar.update(self._task, completed=done, numbers=numbers)
+        due = self._shows and not self._terminal
+        if due and done > self._first and now - self._last_line > LINE_SECONDS:
+            self._last_line = now
+            seconds = int((self._total - done) / self._speed(done, now))
+            self.say(
+                f"{self._doing} {done:,}/{self._total:,}  {numbers}  "
+                f"ETA {datetime.timedelta(seconds=seconds)}"
+            )
+
+    def say(self, text: str) -> None:
+        """Prints a line above the bar."""
+        if self._terminal:
+            self._bar.console.print(text, markup=False, highlight=False)
+        elif self._shows:
+            print(text, file=self._stream, flush=True)
+
+
+class TrainingProgress(_Progress):
     """Shows step, epoch, loss, error, images per second, learning rate and ETA.
 
     Args:
@@ -25,53 +100,32 @@ class TrainingProgress:
     """
 
     def __init__(self, total_steps: int, first_step: int, epochs: float, shows: bool):
-        self._total, self._first, self._epochs = total_steps, first_step, epochs
-        self._shows = shows
-        self._terminal = shows and sys.stdout.isatty()
-        self._started = None  # when the first step, which compiles, was done
-        self._last_line = time.monotonic()
-        self._bar = Progress(
-            TextColumn("epoch {task.fields[epoch]:.1f}/" + f"{epochs:g}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total} steps"),
-            TextColumn("{task.fields[numbers]}"),
-            TimeElapsedColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-            disable=not self._terminal,
-            refresh_per_second=4,
-        )
-        self._task = self._bar.add_task(
-            "train", total=total_steps, completed=first_step, epoch=0.0, numbers=""
-        )
-
-    def __enter__(self) -> "TrainingProgress":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._bar.stop()
+        super().__init__("step", total_steps, first_step, shows=shows)
+        self._epochs, self._compiled = epochs, False
 
     def update(self, step: int, epoch: float, numbers: str) -> None:
         """Shows `step` steps done, with `numbers` (loss, rate …) as they are."""
-        self._bar.update(self._task, completed=step, epoch=epoch, numbers=numbers)
         now = time.monotonic()
-        if self._started is None:
-            self._started, self._first = now, step
-        elif (
-            self._shows and not self._terminal and now - self._last_line > LINE_SECONDS
-        ):
-            self._last_line = now
-            done = step - self._first
-            eta = (now - self._started) / done * (self._total - step)
-            self.say(
-                f"step {step}/{self._total}  epoch {epoch:.2f}/{self._epochs:g}  "
-                f"{numbers}  ETA {int(eta) // 60}:{int(eta) % 60:02d}"
-            )
+        if not self._compiled:  # which the first step does: it says nothing of others
+            self._compiled = True
+            self._count_from(step, now)
+        self._show(step, now, f"epoch {epoch:.2f}/{self._epochs:g}  {numbers}")
 
-    def say(self, text: str) -> None:
-        """Prints a line above the bar."""
-        if self._terminal:
-            self._bar.console.print(text, markup=False, highlight=False)
-        elif self._shows:
-            print(text, flush=True)
+
+class ImageProgress(_Progress):
+    """Shows images done, images per second, broken ones and ETA."""
+
+    def __init__(
+        self, doing: str, total: int, done: int = 0, stream: TextIO | None = None
+    ):
+        super().__init__(doing, total, done, stream)
+        self._done, self._broken = done, 0
+
+    def add(self, done: int, broken: int) -> None:
+        """Counts some more images as done, some of them broken."""
+        self._done += done
+        self._broken += broken
+        now = time.monotonic()
+        speed = self._speed(self._done, now)
+        numbers = f"{speed:,.0f} images/s  {self._broken:,} broken"
+        self._show(self._done, now, numbers)

@@ -35,8 +35,16 @@ def message_sizes(config: Config, model: keras.Model) -> list[int]:
     """
     variables = [*model.non_trainable_variables, *reversed(model.trainable_variables)]
     numbers = [1, 1, 1, 2, *(math.prod(variable.shape) for variable in variables)]
-    size = 8 if config.reduction == "exact" else _wire_dtype(config).size
-    return [count * size for count in numbers]
+    exact, gradients_from = config.reduction == "exact", _gradients_from(model)
+    return [
+        count * (8 if exact else 4 if i < gradients_from else _wire_dtype(config).size)
+        for i, count in enumerate(numbers)
+    ]
+
+
+def _gradients_from(model: keras.Model) -> int:
+    """Position of the first gradient among what a step adds up."""
+    return 4 + len(model.non_trainable_variables)
 
 
 def _wire_dtype(config: Config) -> tf.DType:
@@ -63,6 +71,7 @@ def plan(
         algorithm=measured.best if measured else lambda size: config.allreduce,
         cost=measured.cost if measured else None,
         in_flight=allreduce.IN_FLIGHT,
+        gradients_from=_gradients_from(model),
     )
 
 
@@ -104,6 +113,7 @@ class ReductionChoice:
             hosts=self._hosts,
             arrivals=self.arrivals if cluster.processes > 1 else None,
             wire_dtype=None if wire_dtype == tf.float32 else wire_dtype,
+            gradients_from=_gradients_from(model),
         )
 
     def choose(self) -> dict[str, Any]:

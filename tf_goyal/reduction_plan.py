@@ -30,6 +30,7 @@ def plan(
     algorithm: Callable[[int], str],
     cost: Callable[[int], tuple[float, float]] | None,
     in_flight: int,
+    gradients_from: int = 0,
 ) -> list[Bucket]:
     """The buckets of a step.
 
@@ -41,20 +42,34 @@ def plan(
       cost: bytes -> seconds of an all-reduce, and of its part that grows with the size;
         None where nothing was measured.
       in_flight: buckets that may be under way at once.
+      gradients_from: position of the first gradient. What stands before it (numbers and
+        statistics) travels in buckets of its own, since it may be of another dtype.
     """
-    if bucket_bytes is None and cost:
-        # Backward is taken to last as long as the reduction: if it is much longer only
-        # the last bucket shows, if it is much shorter the boundaries do not matter.
-        backward = cost(sum(sizes))[0]
-        times = [part * backward for part in ready]
-        groups = cost_model.buckets(sizes, times, cost, in_flight)
-    else:
-        groups = fill(sizes, _DEFAULT_BYTES if bucket_bytes is None else bucket_bytes)
     buckets = []
-    for group in groups:
-        size = sum(sizes[position] for position in group)
-        buckets.append(Bucket(group, size, algorithm(size)))
+    for begin, end in ((0, gradients_from), (gradients_from, len(sizes))):
+        part = sizes[begin:end]
+        for group in _groups(part, ready[begin:end], bucket_bytes, cost, in_flight):
+            size = sum(part[position] for position in group)
+            positions = [begin + position for position in group]
+            buckets.append(Bucket(positions, size, algorithm(size)))
     return buckets
+
+
+def _groups(
+    sizes: Sequence[int],
+    ready: Sequence[float],
+    bucket_bytes: int | None,
+    cost: Callable[[int], tuple[float, float]] | None,
+    in_flight: int,
+) -> list[list[int]]:
+    if bucket_bytes is not None or not cost:
+        return fill(sizes, _DEFAULT_BYTES if bucket_bytes is None else bucket_bytes)
+    # Backward is taken to last as long as the reduction: if it is much longer only the
+    # last bucket shows, if it is much shorter the boundaries do not matter.
+    backward = cost(sum(sizes))[0]
+    return cost_model.buckets(
+        sizes, [part * backward for part in ready], cost, in_flight
+    )
 
 
 def fill(sizes: Sequence[int], bucket_bytes: int) -> list[list[int]]:

@@ -64,11 +64,12 @@ def _alike(
 ) -> dict[str, str]:
     """What must be the same in every process, by the name that a person knows it by.
 
-    The paths need not be; what is there must.
+    The paths need not be; what is there must. Nor need what fits one machine and not
+    another.
     """
+    own = {"model_dir", "data_dir", "cache", "input_threads", "prefetch"}
     fields = json.loads(settings.to_json())
-    said = {f"--{name}": value for name, value in fields.items()}
-    del said["--model_dir"], said["--data_dir"]
+    said = {f"--{name}": value for name, value in fields.items() if name not in own}
     said |= {name.replace("_", " "): v for name, v in description["derived"].items()}
     said |= {f"version of {name}": v for name, v in description["versions"].items()}
     said["step of the checkpoint"] = manifest["step"]

@@ -4,6 +4,7 @@ The thread that trains cannot: it waits inside TensorFlow, where Python's signal
 reach it either. So another one looks on.
 """
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ class Watchdog:
         self._seconds, self._counts, self._bark = seconds, counts, bark
         self._step: int | None = None
         self._begun = 0
+        self._calls: tuple[str, int] | None = None  # of `watched`
         self._stopped = threading.Event()
 
     def __enter__(self) -> "Watchdog":
@@ -51,19 +53,40 @@ class Watchdog:
         """It is done."""
         self._step = None
 
+    def watched(self, what: str, function: Callable) -> Callable:
+        """A function that waits for all processes, and is looked at meanwhile.
+
+        Args:
+          what: it does, for people.
+          function: that is called outside of the steps.
+        """
+        numbers = itertools.count()
+
+        def called(*arguments):
+            self._calls = what, next(numbers)
+            try:
+                return function(*arguments)
+            finally:
+                self._calls = None
+
+        return called
+
     def _look(self) -> None:
         before: object = None
         since = time.monotonic()
         while not self._stopped.wait(min(_LOOKS, self._seconds / 4)):
-            step, begun, counts = self._step, self._begun, dict(self._counts())
+            calls, step, begun = self._calls, self._step, self._begun
+            counts = dict(self._counts())
             # Until its own part is done a process computes, however long that takes.
-            waits = step is not None and counts.get(READY, 0) >= begun
-            if not waits or (step, counts) != before:
-                before, since = (step, counts), time.monotonic()
+            waits = calls or (step is not None and counts.get(READY, 0) >= begun)
+            if not waits or (calls, step, counts) != before:
+                before, since = (calls, step, counts), time.monotonic()
             elif time.monotonic() - since > self._seconds:
+                where = f"{calls[0]}:" if calls else f"step {step}: its all-reduce"
+                missing = "" if calls else f" ({_missing(counts, begun)})"
                 self._bark(
-                    f"step {step}: its all-reduce got nothing for {self._seconds:g} s "
-                    f"({_missing(counts, begun)}); see --collective_timeout"
+                    f"{where} got nothing for {self._seconds:g} s{missing}; see "
+                    "--collective_timeout"
                 )
                 return
 

@@ -20,24 +20,18 @@ Writes tools/results/bench_allreduce.json, one entry for each network and number
 processes (an entry of the same name is replaced), and a picture beside it.
 """
 
-import json
-import os
-import shlex
 import statistics
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import machine
+import network_results
+import rank_processes
 from absl import flags as absl_flags
 
-from tf_goyal import flags, start
+from tf_goyal import flags
 from tf_goyal.cluster import Cluster
-from tf_goyal.launch import free_ports
 
 # doubling: halving_doubling without any halving.
 ALGORITHMS = ("ring", "halving_doubling", "doubling", "hierarchical")
@@ -48,6 +42,7 @@ RESULT = "bench_allreduce"
 
 def define(values: absl_flags.FlagValues) -> None:
     """The flags of this tool."""
+    rank_processes.define(values)
 
     def numbers(name: str, default: tuple[int, ...], text: str) -> None:
         absl_flags.DEFINE_list(
@@ -62,107 +57,27 @@ def define(values: absl_flags.FlagValues) -> None:
         f"Of {', '.join(ALGORITHMS)}; hierarchical takes its hosts from --addresses.",
         flag_values=values,
     )
-    for name, default, text in (
-        ("rounds", 5, "Turns of each algorithm for each size."),
-        ("deadline", 900, "Seconds after which a start is killed."),
-    ):
-        absl_flags.DEFINE_integer(
-            name, default, text, lower_bound=1, flag_values=values
-        )
-    for name, default, text in (
-        ("network", "loopback", "Name of the network in the result."),
-        ("prefix", "", "Command that rank i is started with, see above."),
-        ("addresses", "", "host:port of each rank, or one text with {number}."),
-        ("rank_of", "", "Internal: what a started rank is told, as JSON."),
-    ):
-        absl_flags.DEFINE_string(name, default, text, flag_values=values)
-
-
-def addresses(text: str, processes: int) -> list[str]:
-    """host:port of each rank.
-
-    Args:
-      text: --addresses: empty for loopback, one address with {number}, or a list.
-      processes: how many are needed.
-
-    Raises:
-      ValueError: there are fewer.
-    """
-    if not text:
-        return [f"127.0.0.1:{port}" for port in free_ports(processes)]
-    if "{number}" in text:
-        return [text.format(number=rank + 1) for rank in range(processes)]
-    given = text.split(",")
-    if len(given) < processes:
-        raise ValueError(
-            f"--addresses must name {processes} addresses for --processes, got "
-            f"{len(given)}: name more, or lower --processes"
-        )
-    return given[:processes]
-
-
-def start_ranks(processes: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Runs one start of the processes. Returns what rank 0 measured."""
-    values = flags.FLAGS
-    workers = addresses(values.addresses, processes)
-    children = []
-    for rank, address in enumerate(workers):
-        names = {"host": address.rpartition(":")[0], "number": rank + 1}
-        prefix = [part.format(**names) for part in shlex.split(values.prefix)]
-        told = json.dumps({**settings, "workers": workers, "rank": rank})
-        children.append(
-            subprocess.Popen(
-                [*prefix, sys.executable, __file__, f"--rank_of={told}"],
-                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                stderr=None if rank == 0 else subprocess.DEVNULL,
-                text=True,
-            )
-        )
-
-    def kill_all():
-        for child in children:
-            child.kill()
-
-    clock = threading.Timer(values.deadline, kill_all)
-    clock.start()
-    try:
-        for line in children[0].stdout:
-            if line.startswith("{"):
-                return json.loads(line)
-            print(line, end="", flush=True)
-    finally:
-        clock.cancel()
-        kill_all()
-        for child in children:
-            child.wait()
-    raise RuntimeError(
-        f"rank 0 of {processes} ended without a result: its own message stands above, "
-        "or --deadline passed"
+    absl_flags.DEFINE_integer(
+        "rounds",
+        5,
+        "Turns of each algorithm for each size.",
+        lower_bound=1,
+        flag_values=values,
     )
 
 
 def rank_main(told: dict[str, Any]) -> None:
-    """One rank: takes part in everything; rank 0 prints what it measured."""
-    # Nobody outlives the tool, whatever happens to it.
-    clock = threading.Timer(told["deadline"] + 10, os._exit, [1])
-    clock.daemon = True
-    clock.start()
-    start.tensorflow()
-    import tensorflow as tf
-
+    """One rank: takes part in everything; rank 0's clock counts."""
     from tf_goyal import cluster
 
-    tf.get_logger().setLevel("ERROR")  # it takes a function per size for retracing
     rank, workers = told["rank"], told["workers"]
-    strategy = cluster.strategy(Cluster(tuple(workers), rank), allreduce="ring")
+    strategy = cluster.strategy(Cluster(tuple(workers), rank))
     result: dict[str, Any] = {"messages": measure_messages(rank)}
     result["seconds_per_byte"] = measure_memory()
     calls = {
-        (size, algorithm): reduction(
-            strategy, algorithm, size, told, len(told["sizes"]) * a + s
-        )
-        for s, size in enumerate(told["sizes"])
-        for a, algorithm in enumerate(told["algorithms"])
+        (size, algorithm): reduction(strategy, algorithm, size, rank, workers)
+        for size in told["sizes"]
+        for algorithm in told["algorithms"]
     }
     result["sizes"] = []
     for size in told["sizes"]:
@@ -187,51 +102,36 @@ def rank_main(told: dict[str, Any]) -> None:
         if rank == 0:
             line = ", ".join(f"{a} {1e3 * s:.2f}" for a, s in medians.items())
             print(f"p = {len(workers)}, {size} floats, ms: {line}", flush=True)
-    # The others wait until rank 0 is done: a process that ends aborts its peers.
-    if rank == 0:
-        print(json.dumps(result), flush=True)
-    time.sleep(3600)
+    rank_processes.report(result)
 
 
 def reduction(
-    strategy: Any, algorithm: str, size: int, told: dict[str, Any], bucket: int
+    strategy: Any, algorithm: str, size: int, rank: int, workers: list[str]
 ) -> Callable[[], None]:
-    """One all-reduce of `size` ones; it checks the sum."""
+    """One all-reduce of `size` ones, as the trainer's; it checks the sum."""
     import tensorflow as tf
 
-    from tf_goyal import halving_doubling, hierarchical
+    from tf_goyal import hierarchical
+    from tf_goyal.allreduce import AllReduce
+    from tf_goyal.reduction_plan import Bucket
 
-    processes, rank = len(told["workers"]), told["rank"]
-    hosts = hierarchical.ranks_by_host(told["workers"])
-
-    def on_device(tensor):
-        if algorithm == "ring":
-            context = tf.distribute.get_replica_context()
-            tensor = tf.identity(tensor)  # an argument has no device, which it needs
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
-        if algorithm == "hierarchical":
-            return hierarchical.all_reduce(
-                tensor, rank=rank, hosts=hosts, bucket=bucket
-            )
-        return halving_doubling.all_reduce(
-            tensor,
-            rank=rank,
-            ranks=range(processes),
-            bucket=bucket,
-            halvings=0 if algorithm == "doubling" else None,
-        )
+    bucket = Bucket([0], 4 * size, algorithm)
+    hosts = hierarchical.ranks_by_host(workers)
+    all_reduce = AllReduce(lambda sizes: [bucket], rank=rank, hosts=hosts)
 
     @tf.function(autograph=False)
     def reduce(tensor):
-        return strategy.run(on_device, args=(tensor,))
+        return strategy.run(lambda mine: all_reduce([mine])[0], args=(tensor,))
 
     ones = tf.ones([size])
 
     def call():
         total = reduce(ones)
         ends = float(total[0]), float(total[-1])
-        if ends != (processes, processes):
-            raise RuntimeError(f"{algorithm} of {size} ones on {processes} gave {ends}")
+        if ends != (len(workers), len(workers)):
+            raise RuntimeError(
+                f"{algorithm} of {size} ones on {len(workers)} gave {ends}"
+            )
 
     return call
 
@@ -317,13 +217,6 @@ def measure_memory() -> dict[str, float]:
     return results
 
 
-def merge(entries: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
-    """The entries with `new` in place of the one of its network and processes."""
-    same = ("network", "processes")
-    kept = [e for e in entries if any(e[key] != new[key] for key in same)]
-    return sorted([*kept, new], key=lambda e: (e["network"], e["processes"]))
-
-
 def draw(entries: list[dict[str, Any]], output: Path) -> None:
     """Seconds against size: a row for each network, a column for each p."""
     import matplotlib
@@ -384,8 +277,8 @@ def draw(entries: list[dict[str, Any]], output: Path) -> None:
 def main(_: list[str]) -> int:
     """Measures and writes. Returns the exit code."""
     values = flags.FLAGS
-    if values.rank_of:
-        rank_main(json.loads(values.rank_of))
+    if values.started_rank:
+        rank_main(rank_processes.begin())
         return 0
     if unknown := set(values.algorithms) - set(ALGORITHMS):
         raise ValueError(
@@ -396,21 +289,11 @@ def main(_: list[str]) -> int:
         "algorithms": values.algorithms,
         "sizes": [int(size) for size in values.sizes],
         "rounds": values.rounds,
-        "deadline": values.deadline,
     }
-    path = machine.RESULTS / f"{RESULT}.json"
     for processes in map(int, values.processes):
-        measured = start_ranks(processes, settings)
-        entries = json.loads(path.read_text())["runs"] if path.exists() else []
-        entry = {
-            "network": values.network,
-            "processes": processes,
-            "machine": machine.describe(),
-            **measured,
-        }
-        entries = merge(entries, entry)
-        machine.write(RESULT, {"runs": entries})
-        draw(entries, path.with_suffix(".png"))
+        measured = rank_processes.run(processes, settings)[0]
+        entry = {"network": values.network, "processes": processes, **measured}
+        path = network_results.keep(RESULT, entry, draw)
     print(f"in {path}")
     return 0
 

@@ -34,17 +34,16 @@ Writes tools/results/bench_overlap.json, one entry for each network and number o
 processes (an entry of the same name is replaced), and a picture beside it.
 """
 
-import json
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import machine
+import network_results
+import rank_processes
 import training_ranks
 from absl import flags as absl_flags
-from bench_allreduce import merge
 
 from tf_goyal import flags
 
@@ -104,7 +103,7 @@ def rank_main(told: dict[str, Any]) -> None:
         if rank.rank == 0:
             line = ", ".join(f"{n} {s:.3f}" for n, s in rounds[-1].items())
             print(f"round {number + 1}, seconds per step: {line}", flush=True)
-    training_ranks.report({"chosen": chosen, "rounds_of_seconds_per_step": rounds})
+    rank_processes.report({"chosen": chosen, "rounds_of_seconds_per_step": rounds})
 
 
 def make_reductions(
@@ -153,19 +152,17 @@ def alone(
     """The reduction of a step's tensors, made once; it checks the sum."""
     import tensorflow as tf
 
-    # As the step sends them: loss, error, faults, signals, statistics, gradients.
-    model = rank.model
-    variables = [*model.non_trainable_variables, *reversed(model.trainable_variables)]
-    tensors = [
-        tf.ones(shape) for shape in ([], [], [], [2], *[v.shape for v in variables])
-    ]
+    from tf_goyal import reduction_choice
+
+    sizes = reduction_choice.message_sizes(rank.config(), rank.model)
+    tensors = [tf.ones([size // 4]) for size in sizes]  # float32
 
     @tf.function(jit_compile=False, autograph=False)
     def reduce():
         def on_device():
             sums = all_reduce([tf.identity(tensor) for tensor in tensors])
             with tf.control_dependencies(sums):
-                return tf.reshape(sums[-1], [-1])[-1] + 0.0
+                return sums[-1][-1] + 0.0
 
         return rank.strategy.run(on_device)
 
@@ -259,8 +256,8 @@ _COLORS = {
 def main(_: list[str]) -> int:
     """Measures and writes. Returns the exit code."""
     values = flags.FLAGS
-    if values.rank_of:
-        rank_main(json.loads(values.rank_of))
+    if values.started_rank:
+        rank_main(rank_processes.begin())
         return 0
     if values.processes < 2:
         raise ValueError(
@@ -278,15 +275,10 @@ def main(_: list[str]) -> int:
     names = ("network", "processes", "model", "batch", "image_size", "steps")
     entry = {
         **{name: values[name].value for name in names},
-        "machine": machine.describe(),
         **summary(measured["rounds_of_seconds_per_step"]),
         **measured,
     }
-    path = machine.RESULTS / f"{RESULT}.json"
-    entries = json.loads(path.read_text())["runs"] if path.exists() else []
-    entries = merge(entries, entry)
-    machine.write(RESULT, {"runs": entries})
-    draw(entries, path.with_suffix(".png"))
+    path = network_results.keep(RESULT, entry, draw)
     for name in entry["over_larger"]:
         print(
             f"{LABELS[name]}: {entry['seconds'][name]:.3f} s, "

@@ -52,5 +52,8 @@ make_environment() {
     fi
     fail "pip failed: $(grep -iE 'error' "$log" | tail -n 1)"
   fi
+  # A folder tf_goyal that somebody stands beside, as a fresh clone is one, would hide an
+  # editable package; what the path of the modules names comes before it.
+  echo "$root" >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tf_goyal_clone.pth"
   echo "$wanted" >"$stamp"
 }

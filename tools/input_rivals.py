@@ -1,4 +1,4 @@
-"""The input pipelines of others, for bench_input.py, which starts this.
+"""The input pipelines of others, for input_contestants.py, which starts this.
 
     python tools/input_rivals.py --files=FOLDER --batch=32 --image_size=224 \
         --warm_steps=8 --steps=24

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import rank_processes
 import training_ranks
 from absl import flags as absl_flags
 
@@ -95,7 +96,6 @@ def draw(recording: dict[str, Any], output: Path) -> None:
     from matplotlib import pyplot
 
     ranks = recording["ranks"]
-    # The loss is there when forward ends.
     gradients = [
         [t for b in step["buckets"] for t in b["tensors"] if t["applied"] is not None]
         for step in ranks
@@ -112,6 +112,7 @@ def draw(recording: dict[str, Any], output: Path) -> None:
     )
     colors = {name: f"C{i % 10}" for i, name in enumerate(stages)}
     for number, (axis, step) in enumerate(zip(axes[:, 0], ranks, strict=True)):
+        # The loss is there when forward ends.
         forward = step["buckets"][0]["tensors"][0]["ready"]
         axis.barh(0, forward, 0.6, color="dimgray")
         axis.text(forward / 2, 0, "forward", color="white", ha="center", va="center")
@@ -148,10 +149,9 @@ def draw(recording: dict[str, Any], output: Path) -> None:
         f"{recording['gradient_dtype']} gradients; {recording['network']}",
         fontsize=10,
     )
-    legend = [(color, label) for _, color, label in PHASES]
-    boxes = [pyplot.Rectangle((0, 0), 1, 1, color=color) for color, _ in legend]
+    boxes = [pyplot.Rectangle((0, 0), 1, 1, color=color) for _, color, _ in PHASES]
     boxes.append(pyplot.Rectangle((0, 0), 1, 1, color="tab:red", alpha=0.15))
-    names = [label for _, label in legend] + ["not hidden by backward"]
+    names = [label for _, _, label in PHASES] + ["not hidden by backward"]
     figure.legend(
         boxes, names, loc="outside lower center", ncols=3, frameon=False, fontsize=8
     )
@@ -170,7 +170,7 @@ def rank_main(told: dict[str, Any]) -> None:
     rank = training_ranks.Rank(told)
     import step_recording  # it needs TensorFlow, which must not greet
 
-    training_ranks.report(step_recording.record(rank, told["steps"], **told["changes"]))
+    rank_processes.report(step_recording.record(rank, told["steps"], **told["changes"]))
 
 
 def record() -> Path:
@@ -198,8 +198,8 @@ def record() -> Path:
 def main(_: list[str]) -> int:
     """Records or reads, and draws. Returns the exit code."""
     values = flags.FLAGS
-    if values.rank_of:
-        rank_main(json.loads(values.rank_of))
+    if values.started_rank:
+        rank_main(rank_processes.begin())
         return 0
     if not values.recording and values.processes < 2:
         raise ValueError(

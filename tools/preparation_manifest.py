@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import shard_writer
-from preparation_preflight import SPLITS, in_words
+from preparation_preflight import in_words
 
 from tf_goyal import manifest
+from tf_goyal.datasets import SPLITS
+from tf_goyal.shard_folder import LABELS_FILE
 
 OPTIONS = ("train_shards", "validation_shards", "max_side", "quality")
-_LABELS = "labels.txt"
 _CHUNK = 1 << 20  # bytes that are read at once
 
 
@@ -55,38 +56,39 @@ def write(
             "left_out": [one for line in lines for one in line["left_out"]],
             "converted": [one for line in lines for one in line["converted"]],
         }
-    shard_writer.write_whole(data_dir / _LABELS, "".join(f"{one}\n" for one in labels))
+    labels_text = "".join(f"{one}\n" for one in labels).encode()
+    with shard_writer.whole_file(data_dir / LABELS_FILE) as file:
+        file.write(labels_text)
     whole = {
-        "format": 1,
+        "format": manifest.FORMAT,
         "options": options,
         "inputs": inputs,
         "classes": len(labels),
-        "labels_sha256": _sha256(data_dir / _LABELS),
+        "labels_sha256": hashlib.sha256(labels_text).hexdigest(),
         "splits": described,
     }
-    text = json.dumps(whole, indent=1) + "\n"
-    shard_writer.write_whole(data_dir / manifest.NAME, text)
+    with shard_writer.whole_file(data_dir / manifest.NAME) as file:
+        file.write(json.dumps(whole, indent=1).encode() + b"\n")
     return whole
 
 
-def read(data_dir: Path) -> dict[str, Any] | None:
-    """What manifest.json holds, if it is there.
+def read(data_dir: Path) -> manifest.Manifest | None:
+    """The manifest, if it is there; all of its content is checked.
 
     Raises:
       ValueError: it is none of this tool, or damaged.
     """
-    if manifest.read(str(data_dir)) is None:
+    found = manifest.read(str(data_dir))
+    if found is None:
         return None
-    path = data_dir / manifest.NAME
-    described = json.loads(path.read_text("utf-8"))
+    described = found.content
     try:
         numbers = [described["options"][name] for name in OPTIONS]
         checksums = [described["labels_sha256"], *map(described["inputs"].get, SPLITS)]
-        labels = [str(label) for label in range(described["classes"])]
         for split in SPLITS:
             of = described["splits"][split]
             numbers += [of["records"], len(of["converted"])]
-            numbers += [of["per_class"][label] for label in labels]
+            numbers += [of["per_class"][str(i)] for i in range(found.classes)]
             checksums += [shard["sha256"] for shard in of["shards"]]
             shard_writer.named(of)
         if set(described["splits"]) != set(SPLITS):
@@ -95,39 +97,28 @@ def read(data_dir: Path) -> dict[str, Any] | None:
             raise ValueError("a count or option is no whole number")
         if not all(isinstance(one, str) for one in checksums):
             raise ValueError("a checksum is no text")
-        return described
+        return found
     except KeyError as error:
         reason = f"it has no {error}"
     except (AttributeError, TypeError, ValueError) as error:
         reason = str(error)
     raise ValueError(
-        f"{path}: expected the manifest of tools/prepare_imagenet.py: {reason}: "
+        f"{found.path}: expected the manifest of tools/prepare_imagenet.py: {reason}: "
         "prepare all in a new --data_dir"
     )
 
 
-def require_files(data_dir: Path, described: dict[str, Any]) -> None:
+def require_files(data_dir: Path, finished: manifest.Manifest) -> None:
     """Refuses a folder that lacks what its manifest lists; shards are not read.
 
     Raises:
-      OSError: a file cannot be looked at.
       ValueError: a file is missing, or a shard has another size, or labels.txt is
         another.
     """
-    for of in described["splits"].values():
-        for shard in of["shards"]:
-            path = data_dir / shard["file"]
-            if not path.is_file() or path.stat().st_size != shard["bytes"]:
-                raise ValueError(
-                    f"{path} must be there with {shard['bytes']:,} bytes, as "
-                    f"{manifest.NAME} says, but is not: prepare all in a new --data_dir"
-                )
-    path = data_dir / _LABELS
-    if _sha256(path) != described["labels_sha256"]:
-        raise ValueError(
-            f"{path} must be as it was written, by the checksum in {manifest.NAME}, "
-            "but is not: prepare all in a new --data_dir"
-        )
+    for split, written in finished.shards.items():
+        there = [data_dir / name for name in written if (data_dir / name).is_file()]
+        manifest.require_files(finished, split, list(map(str, there)))
+    manifest.require_labels(finished, str(data_dir / LABELS_FILE))
 
 
 def summary(described: dict[str, Any], data_dir: Path) -> str:
@@ -141,7 +132,7 @@ def summary(described: dict[str, Any], data_dir: Path) -> str:
             f"{len(of['left_out']):,} left out"
         )
         lines += [f"  left out {text}" for text in shard_writer.named(of)]
-    names = (data_dir / _LABELS).read_text("utf-8").split("\n")
+    names = (data_dir / LABELS_FILE).read_text("utf-8").split("\n")
     for label, count in described["splits"]["train"]["per_class"].items():
         if not count:
             lines.append(
@@ -158,19 +149,19 @@ def verify(data_dir: Path) -> None:
     Raises:
       ValueError: there is no manifest, or a file differs from it.
     """
-    described = read(data_dir)
-    if described is None:
+    finished = read(data_dir)
+    if finished is None:
         raise ValueError(
             f"--verify needs a finished folder, but {data_dir / manifest.NAME} is not "
             "there"
         )
     wanted = {
         shard["file"]: shard["sha256"]
-        for of in described["splits"].values()
+        for of in finished.content["splits"].values()
         for shard in of["shards"]
     }
     shards = len(wanted)
-    wanted[_LABELS] = described["labels_sha256"]
+    wanted[LABELS_FILE] = finished.labels_sha256
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         found = pool.map(lambda file: _sha256(data_dir / file), wanted)
         broken = [file for file, sum_ in zip(wanted, found) if sum_ != wanted[file]]
@@ -179,7 +170,9 @@ def verify(data_dir: Path) -> None:
             f"{data_dir}: {len(broken):,} of {len(wanted):,} files are not as they "
             f"were written: {', '.join(broken)}; prepare them again in a new folder"
         )
-    print(f"{data_dir}: all {shards:,} shards and {_LABELS} are as they were written")
+    print(
+        f"{data_dir}: all {shards:,} shards and {LABELS_FILE} are as they were written"
+    )
 
 
 def _sha256(path: Path) -> str:

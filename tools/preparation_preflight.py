@@ -16,10 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tf_goyal import manifest, storage
+from tf_goyal.datasets import IMAGENET_CLASSES, IMAGENET_IMAGES, SPLITS
 
-SPLITS = ("train", "validation")
-IMAGENET = {"train": 1_281_167, "validation": 50_000}  # §5.1
-IMAGENET_CLASSES = 1000
 _RECORD_BYTES = 400  # of a record beside the image, at most about
 _SOURCES = {
     "train": "ILSVRC2012_img_train.tar or a folder per class",
@@ -68,7 +66,9 @@ def preflight(
     if importlib.util.find_spec("PIL") is None:
         raise ValueError("Pillow is needed: install it with pip install pillow")
     imagenet = values.expect_imagenet
-    count = {split: f"{IMAGENET[split]:,}" if imagenet else "any" for split in SPLITS}
+    count = {
+        split: f"{IMAGENET_IMAGES[split]:,}" if imagenet else "any" for split in SPLITS
+    }
     table = Preflight(
         {
             "train": f"--train_archive or --train_dir: {_SOURCES['train']}",
@@ -168,10 +168,10 @@ def still_there(
 
 def require_imagenet(classes: int, counts: dict[str, int]) -> None:
     """Raises ValueError if the numbers of classes and images are not ImageNet's."""
-    if counts != IMAGENET or classes != IMAGENET_CLASSES:
+    if counts != IMAGENET_IMAGES or classes != IMAGENET_CLASSES:
         raise ValueError(
-            f"ImageNet has {IMAGENET_CLASSES:,} classes, {IMAGENET['train']:,} "
-            f"train and {IMAGENET['validation']:,} validation images, but found "
+            f"ImageNet has {IMAGENET_CLASSES:,} classes, {IMAGENET_IMAGES['train']:,} "
+            f"train and {IMAGENET_IMAGES['validation']:,} validation images, but found "
             f"{classes:,}, {counts['train']:,} and {counts['validation']:,}: "
             "complete the download, or say --noexpect_imagenet for another set"
         )

@@ -28,16 +28,10 @@ import validation_labels
 from absl import flags as absl_flags
 from preparation_journal import NAME as JOURNAL
 from preparation_journal import Journal, refuse_difference
-from preparation_preflight import (
-    IMAGENET,
-    IMAGENET_CLASSES,
-    SPLITS,
-    preflight,
-    require_imagenet,
-    still_there,
-)
+from preparation_preflight import preflight, require_imagenet, still_there
 
 from tf_goyal import flags, manifest
+from tf_goyal.datasets import IMAGENET_CLASSES, IMAGENET_IMAGES, SPLITS
 
 IMAGENET_SHARDS = {"train": 1024, "validation": 128}
 TOO_MANY_BAD = 3  # exit code
@@ -51,7 +45,7 @@ def _shards(values: absl_flags.FlagValues, split: str, images: int) -> int:
       ValueError: more than images.
     """
     shards = values[f"{split}_shards"].value or max(
-        1, round(images * IMAGENET_SHARDS[split] / IMAGENET[split])
+        1, round(images * IMAGENET_SHARDS[split] / IMAGENET_IMAGES[split])
     )
     if shards > images:
         raise ValueError(
@@ -83,9 +77,10 @@ def _finished(
       OSError: a file cannot be read.
       ValueError: it is done otherwise, or damaged.
     """
-    described = preparation_manifest.read(data_dir)
-    if described is None:
+    finished = preparation_manifest.read(data_dir)
+    if finished is None:
         return False
+    described = finished.content
     old = {name: described["options"][name] for name in preparation_manifest.OPTIONS}
     new = {name: values[name].value for name in old}
     for split in SPLITS:
@@ -97,7 +92,7 @@ def _finished(
             for split, of in described["splits"].items()
         }
         require_imagenet(described["classes"], counts)
-    preparation_manifest.require_files(data_dir, described)
+    preparation_manifest.require_files(data_dir, finished)
     missing: list[str] = []
     if inputs is None:
         with shard_writer.workers(_workers(values)) as pool:
@@ -232,9 +227,10 @@ def define(values: absl_flags.FlagValues) -> None:
     absl_flags.DEFINE_boolean(
         "expect_imagenet",
         True,
-        f"Refuse anything but {IMAGENET_CLASSES:,} classes, {IMAGENET['train']:,} and "
-        f"{IMAGENET['validation']:,} images, so that a part of ImageNet does not pass "
-        "for the whole. --noexpect_imagenet takes any set.",
+        f"Refuse anything but {IMAGENET_CLASSES:,} classes, "
+        f"{IMAGENET_IMAGES['train']:,} and {IMAGENET_IMAGES['validation']:,} images, "
+        "so that a part of ImageNet does not pass for the whole. --noexpect_imagenet "
+        "takes any set.",
         flag_values=values,
     )
     number(

@@ -33,6 +33,13 @@ from tf_goyal.cost_model import Network
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ALGORITHMS = ("ring", "halving_doubling", "doubling", "auto")
 _LISTED_SETTINGS = 8
+# Long helps of flags.
+_INSIDE = "10^9 bytes/s in which a server's devices are added up, or get the sum."
+_STRAGGLING = (
+    "Standard deviation of a server's work, as a share of it; all wait for the "
+    "slowest. 0: none."
+)
+_SHARED_CORES = "Of hosts emulated on one machine: its cores. 0: real hosts."
 
 
 def define(values: absl_flags.FlagValues) -> None:
@@ -48,58 +55,22 @@ def define(values: absl_flags.FlagValues) -> None:
         absl_flags.DEFINE_integer(
             name, default, text, lower_bound=1, flag_values=values
         )
+    network, seconds = paper_cluster.NETWORK, paper_cluster.SECONDS
     for name, default, text in (
-        (
-            "latency_us",
-            1e6 * paper_cluster.NETWORK.latency,
-            "One way between servers, microseconds.",
-        ),
-        (
-            "gbits",
-            8e-9 * paper_cluster.NETWORK.bandwidth,
-            "A server's link, Gbit/s; 0: no limit.",
-        ),
+        ("latency_us", 1e6 * network.latency, "One way between servers, microseconds."),
+        ("gbits", 8e-9 * network.bandwidth, "A server's link, Gbit/s; 0: no limit."),
         (
             "message_us",
-            1e6 * paper_cluster.NETWORK.message_seconds,
-            "Software, microseconds/message.",
+            1e6 * network.message_seconds,
+            "Software, µs per message.",
         ),
-        (
-            "copy_ns",
-            1e9 * paper_cluster.NETWORK.copy_seconds,
-            "Copying and adding, ns per byte.",
-        ),
-        (
-            "inside_gbytes",
-            1e-9 * paper_cluster.NETWORK.inside_bandwidth,
-            "10^9 bytes/s in which a server's devices are added up, or get the sum.",
-        ),
-        (
-            "forward_ms",
-            1e3 * paper_cluster.SECONDS["forward"],
-            "Forward, milliseconds.",
-        ),
-        (
-            "backward_ms",
-            1e3 * paper_cluster.SECONDS["backward"],
-            "Backward, milliseconds.",
-        ),
-        (
-            "rest_ms",
-            1e3 * paper_cluster.SECONDS["rest"],
-            "Input, update ..., milliseconds.",
-        ),
-        (
-            "straggling",
-            paper_cluster.STRAGGLING,
-            "Standard deviation of a server's work, as a share of it; all wait for "
-            "the slowest. 0: none.",
-        ),
-        (
-            "shared_cores",
-            0.0,
-            "Of hosts emulated on one machine: its cores. 0: real hosts.",
-        ),
+        ("copy_ns", 1e9 * network.copy_seconds, "Copying and adding, ns per byte."),
+        ("inside_gbytes", 1e-9 * network.inside_bandwidth, _INSIDE),
+        ("forward_ms", 1e3 * seconds["forward"], "Forward, milliseconds."),
+        ("backward_ms", 1e3 * seconds["backward"], "Backward, milliseconds."),
+        ("rest_ms", 1e3 * seconds["rest"], "Input, update ..., milliseconds."),
+        ("straggling", paper_cluster.STRAGGLING, _STRAGGLING),
+        ("shared_cores", 0.0, _SHARED_CORES),
     ):
         absl_flags.DEFINE_float(name, default, text, lower_bound=0, flag_values=values)
     for name, default, choices, text in (

@@ -9,22 +9,19 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import image_sources
 from image_sources import Image
 from preparation_journal import Journal
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tf_goyal import examples, records
+from tf_goyal.progress import ImageProgress
 
 _AHEAD = 32  # images that are fetched while one is worked on
-_LINE_SECONDS = 10.0  # between lines where there is no terminal
 
 
 class Shard(NamedTuple):
@@ -111,11 +108,10 @@ def write_shard(shard: Shard) -> dict[str, Any]:
 
     digest, per_class = hashlib.sha256(), collections.Counter()
     left_out, converted = [], []
-    part = shard.folder / f".{shard.file}.part"
     ahead = iter(shard.images)
     for image in itertools.islice(ahead, _AHEAD):
         image_sources.will_read(image)
-    with open(part, "wb") as file:
+    with whole_file(shard.folder / shard.file) as file:
         for image in shard.images:
             for coming in itertools.islice(ahead, 1):
                 image_sources.will_read(coming)
@@ -144,11 +140,7 @@ def write_shard(shard: Shard) -> dict[str, Any]:
             file.write(record)
             digest.update(record)
             per_class[label] += 1
-        file.flush()
-        os.fsync(file.fileno())
         size = file.tell()
-    os.replace(part, shard.folder / shard.file)
-    _flush_folder(shard.folder)
     return {
         "file": shard.file,
         "records": sum(per_class.values()),
@@ -160,23 +152,20 @@ def write_shard(shard: Shard) -> dict[str, Any]:
     }
 
 
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file, whole or not at all."""
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to that is there, on disk and whole, only when the block ends."""
     part = path.with_name(f".{path.name}.part")
-    with open(part, "w", encoding="utf-8") as file:
-        file.write(text)
+    with open(part, "wb") as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
-    _flush_folder(path.parent)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 class _Pool(concurrent.futures.ProcessPoolExecutor):
@@ -218,46 +207,6 @@ def _start_worker(alive: multiprocessing.connection.Connection) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-class _Progress:
-    """Images done, a second, and to go: a bar on a terminal, lines elsewhere."""
-
-    def __init__(self, total: int, done: int):
-        self._total, self._first, self._done = total, done, done
-        self._started = self._last_line = time.monotonic()
-        self._terminal = sys.stdout.isatty()
-        self._bar = Progress(
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f} images"),
-            BarColumn(),
-            TextColumn("{task.fields[speed]} images/s  ETA"),
-            TimeRemainingColumn(),
-            disable=not self._terminal,
-        )
-        self._task = self._bar.add_task("", total=total, completed=done, speed="-")
-
-    def __enter__(self) -> "_Progress":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._bar.stop()
-
-    def add(self, images: int) -> None:
-        """Counts images as done."""
-        self._done += images
-        now = time.monotonic()
-        speed = (self._done - self._first) / (now - self._started)
-        self._bar.update(self._task, completed=self._done, speed=f"{speed:,.0f}")
-        last = self._done == self._total
-        if not self._terminal and (last or now - self._last_line > _LINE_SECONDS):
-            self._last_line = now
-            eta = int((self._total - self._done) / max(speed, 1e-9))
-            print(
-                f"{self._done:,}/{self._total:,} images  {speed:,.0f} images/s  "
-                f"ETA {eta // 3600}:{eta // 60 % 60:02d}:{eta % 60:02d}",
-                flush=True,
-            )
-
-
 def write(
     shards: list[Shard],
     journal: Journal,
@@ -283,7 +232,7 @@ def write(
             "are done"
         )
     bad = [text for line in journal.done.values() for text in named(line)]
-    with _Progress(total, total - to_do) as progress:
+    with ImageProgress("written", total, total - to_do) as progress:
         if len(bad) > max_bad_images:
             return bad
         futures = [pool.submit(write_shard, shard) for shard in missing.values()]
@@ -296,8 +245,8 @@ def write(
                     "memory: the same command goes on, --workers=1 takes least"
                 ) from error
             journal.add(line)
-            progress.add(len(missing[line["file"]].images))
             bad += named(line)
+            progress.add(len(missing[line["file"]].images), len(line["left_out"]))
             if len(bad) > max_bad_images:
                 return bad
     return []

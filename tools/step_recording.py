@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 import training_ranks
 
-from tf_goyal import hierarchical, reduction_choice
+from tf_goyal import reduction_choice
 from tf_goyal.allreduce import AllReduce
 from tf_goyal.network_probe import Measured
 
@@ -46,13 +46,13 @@ class Clock:
 
 
 class RecordedAllReduce(AllReduce):
-    """`AllReduce` that notes when its tensors are there, and what its buckets do.
+    """Another all-reduce that notes when its tensors are there, and its buckets' way.
 
     Its events: ("tensor", position), ("sent", bucket, message), ("reduced", bucket).
     """
 
-    def __init__(self, clock: Clock, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, clock: Clock, all_reduce: AllReduce):
+        vars(self).update(vars(all_reduce))
         self._clock, self._bucket = clock, 0
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -109,21 +109,15 @@ def record(rank: training_ranks.Rank, steps: int, **changes: Any) -> dict[str, A
     names += [v.path for v in rank.model.non_trainable_variables]
     names += [v.path for v in reversed(rank.model.trainable_variables)]
     config = rank.config(**changes)
-    _, chosen = rank.choice(**changes)
+    all_reduce, chosen = rank.choice(**changes)
     measured = Measured(chosen["measured"]) if chosen["measured"] else None
     buckets = reduction_choice.plan(config, rank.model, measured)
     # Up to four segments, in each at most a message to every other one and back.
     events_of_a_bucket = 1 + 4 * 2 * len(rank.told["workers"])
     clock = Clock(2 * len(names) + events_of_a_bucket * len(buckets))
-    wire_dtype = tf.as_dtype(config.gradient_dtype)
-    all_reduce = RecordedAllReduce(
-        clock,
-        lambda sizes: buckets,
-        rank=rank.rank,
-        hosts=hierarchical.ranks_by_host(rank.told["workers"]),
-        wire_dtype=None if wire_dtype == tf.float32 else wire_dtype,
+    run = rank.step(
+        RecordedAllReduce(clock, all_reduce), RecordedOptimizer(clock, rank.optimizer)
     )
-    run = rank.step(all_reduce, RecordedOptimizer(clock, rank.optimizer))
     recorded = []
     for number in range(3 + steps):
         rank.wait_for_all()

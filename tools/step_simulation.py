@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tf_goyal import cost_model
+from tf_goyal import cost_model, reduction_plan
 from tf_goyal.cost_model import Cost, Network
 from tf_goyal.gradient_order import Gradient
 
@@ -230,15 +230,7 @@ def bucket_positions(
             return sum(alone for alone, _ in phases), max(busy)
 
         return cost_model.buckets(sizes, ready, seconds, cluster.in_flight)
-    groups: list[list[int]] = []
-    filled = cluster.bucket_bytes
-    for position, size in enumerate(sizes):
-        if filled >= cluster.bucket_bytes:
-            groups.append([])
-            filled = 0
-        groups[-1].append(position)
-        filled += size
-    return groups
+    return reduction_plan.fill(sizes, cluster.bucket_bytes)
 
 
 def _phases(size: int, cluster: Cluster) -> list[tuple[float, dict[int, float]]]:

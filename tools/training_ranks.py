@@ -1,25 +1,16 @@
 """The processes of a training step that is measured: one for each rank.
 
-A tool starts itself once for each rank, behind --prefix where there is one ({host}
-there is the host of its address and {number} is its rank + 1), and each rank makes the
-same network on synthetic images that stay in memory.
+Each makes the same network on synthetic images that stay in memory.
 """
 
-import json
-import os
-import shlex
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import rank_processes
 from absl import flags as absl_flags
-from bench_allreduce import addresses
 
-from tf_goyal import flags, start
+from tf_goyal import flags
 from tf_goyal.cluster import Cluster
 from tf_goyal.config import MODELS, Config
 
@@ -28,11 +19,11 @@ CLASSES, TRAIN_IMAGES = 1000, 1_281_167  # ImageNet's
 
 def define(values: absl_flags.FlagValues) -> None:
     """The flags that all such tools have."""
+    rank_processes.define(values)
     for name, default, text in (
         ("processes", 2, "Number of processes."),
         ("batch", 32, "Images of each process in a step."),
         ("image_size", 64, "Height and width of the images, pixels."),
-        ("deadline", 900, "Seconds after which the processes are killed."),
     ):
         absl_flags.DEFINE_integer(
             name, default, text, lower_bound=1, flag_values=values
@@ -40,85 +31,21 @@ def define(values: absl_flags.FlagValues) -> None:
     absl_flags.DEFINE_enum(
         "model", "resnet50", MODELS, "The network.", flag_values=values
     )
-    for name, default, text in (
-        ("network", "loopback", "Name of the network in the result."),
-        ("prefix", "", "Command that rank i is started with, see above."),
-        ("addresses", "", "host:port of each rank, or one text with {number}."),
-        ("rank_of", "", "Internal: what a started rank is told, as JSON."),
-    ):
-        absl_flags.DEFINE_string(name, default, text, flag_values=values)
 
 
 def run(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Starts this tool once for each rank; its lines but the results are printed.
-
-    Args:
-      settings: what the ranks are told beside the flags of `define`.
-
-    Returns:
-      What each rank gave to `report`, in rank order.
-
-    Raises:
-      RuntimeError: a rank ended without a result.
-    """
+    """`rank_processes.run` with settings beside the flags of `define`."""
     values = flags.FLAGS
-    names = ("batch", "image_size", "model", "deadline")
-    settings = {**settings, **{name: values[name].value for name in names}}
-    workers = addresses(values.addresses, values.processes)
-    children = []
-    for rank, address in enumerate(workers):
-        place = {"host": address.rpartition(":")[0], "number": rank + 1}
-        prefix = [part.format(**place) for part in shlex.split(values.prefix)]
-        told = json.dumps({**settings, "workers": workers, "rank": rank})
-        children.append(
-            subprocess.Popen(
-                [*prefix, sys.executable, sys.argv[0], f"--rank_of={told}"],
-                stdout=subprocess.PIPE,
-                stderr=None if rank == 0 else subprocess.DEVNULL,
-                text=True,
-            )
-        )
-
-    def kill_all():
-        for child in children:
-            child.kill()
-
-    clock = threading.Timer(values.deadline, kill_all)
-    clock.start()
-    try:
-        return [_result(rank, child) for rank, child in enumerate(children)]
-    finally:
-        clock.cancel()
-        kill_all()
-        for child in children:
-            child.wait()
-
-
-def _result(rank: int, child: subprocess.Popen) -> dict[str, Any]:
-    for line in child.stdout:
-        if line.startswith("{"):
-            return json.loads(line)
-        print(line, end="", flush=True)
-    raise RuntimeError(
-        f"rank {rank} ended without a result: rank 0's message stands above, or "
-        "--deadline passed"
-    )
-
-
-def report(result: dict[str, Any]) -> None:
-    """Gives a rank's result to the tool, and waits to be killed.
-
-    A process that ends aborts its peers, so none may end before all are done.
-    """
-    print(json.dumps(result), flush=True)
-    time.sleep(3600)
+    names = ("batch", "image_size", "model")
+    told = {**settings, **{name: values[name].value for name in names}}
+    return rank_processes.run(values.processes, told)
 
 
 class Rank:
     """A rank: its part of the cluster, the network, and its images.
 
     Args:
-      told: as `run` tells it.
+      told: as `rank_processes.begin` returns it.
 
     Attributes:
       told: the same.
@@ -132,18 +59,11 @@ class Rank:
     """
 
     def __init__(self, told: dict[str, Any]):
-        # Nobody outlives the tool, whatever happens to it.
-        clock = threading.Timer(told["deadline"] + 10, os._exit, [1])
-        clock.daemon = True
-        clock.start()
-        start.tensorflow()
         import tensorflow as tf
 
         from tf_goyal import build, cluster, step
         from tf_goyal.placement import Placement
 
-        # It takes a step for each contestant for retracing.
-        tf.get_logger().setLevel("ERROR")
         self.told, self.rank = told, told["rank"]
         self._cluster = Cluster(tuple(told["workers"]), self.rank)
         config = self.config()

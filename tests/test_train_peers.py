@@ -1,0 +1,70 @@
+"""Processes that train together and do not agree, or do not answer."""
+
+import contextlib
+import signal
+import time
+
+import pytest
+from training import DEADLINE, final_hash, recipe, started, train
+
+from tf_goyal import run_log
+from tf_goyal.launch import free_ports
+
+
+@pytest.mark.parametrize("algorithm", ["halving_doubling", "ring"])
+def test_a_peer_that_stops_answering_is_named(data, tmp_path, algorithm):
+    """A stopped process raises no error anywhere: the others leave with 138."""
+    changes = {"steps": 100_000, "collective_timeout": 3, "allreduce": algorithm}
+    changes["eval_every"] = changes["checkpoint_every"] = 10**6
+    flags = recipe(data, tmp_path / "run", **changes)
+    ports = free_ports(3)
+    log = tmp_path / "run" / "log.jsonl"
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(started("tf_goyal.train", flags, rank, ports))
+            for rank in range(3)
+        ]
+        deadline = time.monotonic() + DEADLINE
+        while not (log.exists() and '"step": 3,' in log.read_text()):
+            assert time.monotonic() < deadline and processes[0].poll() is None
+            time.sleep(0.1)
+        processes[2].send_signal(signal.SIGSTOP)
+        outputs = [p.communicate(timeout=DEADLINE)[0] for p in processes[:2]]
+    assert [process.returncode for process in processes[:2]] == [138, 138], outputs
+    # TensorFlow may notice it too, and tell some of them first.
+    assert all("a peer was lost: " in output for output in outputs)
+    (said, *_) = [text for text in outputs if "a peer was lost: step " in text]
+    if algorithm == "ring":
+        assert "do not say from whom" in said
+    else:  # rank 1 may wait for rank 0, which waits for rank 2
+        assert "missing: bucket_" in said and "from_rank_" in said
+    assert run_log.read(str(tmp_path / "run"))[-1]["event"] == "peer_lost"
+
+
+def test_auto_measures_and_says_what_it_picks(data, tmp_path):
+    """Issue 4's auto: agreed by all ranks, and the bits of any other algorithm."""
+    flags = recipe(data, tmp_path / "run", allreduce="auto", steps=2)
+    results = train(flags, flags)
+    assert [code for code, _ in results] == [0, 0], results
+    (line,) = [
+        line
+        for line in run_log.read(str(tmp_path / "run"))
+        if line.get("event") == "all_reduce"
+    ]
+    assert set(line["measured"]) == {"ring", "halving_doubling"}
+    for times in line["measured"].values():
+        assert "1024" in times and all(seconds > 0 for seconds in times.values())
+    picked = {bucket["algorithm"] for bucket in line["buckets"]}
+    assert picked <= {"ring", "halving_doubling"}
+    other = recipe(data, tmp_path / "other", bucket_mb=0.25, steps=2)
+    assert final_hash(train(other, other)[0][1]) == final_hash(results[0][1])
+
+
+def test_different_flags_are_refused_by_all(data, tmp_path):
+    """S7's kind: by name; another all-reduce too, before anybody waits for it."""
+    flags = recipe(data, tmp_path / "run")
+    other = recipe(data, tmp_path / "run", seed=7, allreduce="ring")
+    for (code, output), seed in zip(train(flags, other), (0, 7), strict=True):
+        assert code == 2, output
+        assert "differ in --allreduce, --seed: start all" in output
+        assert f"--seed is {seed}" in output
