@@ -1,6 +1,5 @@
-"""The cluster: every form of TF_CONFIG, and real strategies."""
+"""The cluster: where its description comes from, and real strategies."""
 
-import json
 import os
 import socket
 import subprocess
@@ -8,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cluster_environments import slurm_step, tf_config, worker
 
 from tf_goyal.cluster import Cluster, assign, from_environment, local_devices
 
@@ -15,296 +15,109 @@ ROOT = Path(__file__).resolve().parent.parent
 DEADLINE = 120  # seconds
 
 
-def tf_config(cluster, task) -> dict[str, str]:
-    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
-
-
-def worker(index, *addresses) -> dict[str, str]:
-    return tf_config({"worker": list(addresses)}, {"type": "worker", "index": index})
-
-
-def refusal(environ: dict[str, str]) -> str:
-    """The sentence that refuses this environment."""
+def refusal(environ: dict[str, str], **flags) -> str:
+    """The sentence that refuses this description."""
     with pytest.raises(ValueError) as caught:
-        from_environment(environ)
+        from_environment(environ, **flags)
     message = str(caught.value)
-    assert message.startswith("TF_CONFIG")
     assert "\n" not in message
     return message
 
 
-@pytest.mark.parametrize("text", [None, "", "  ", "{}", '{"environment": "cloud"}'])
-def test_alone(text):
-    cluster = from_environment({} if text is None else {"TF_CONFIG": text})
-    assert cluster == Cluster()
-    assert (cluster.processes, cluster.rank, cluster.is_chief) == (1, 0, True)
-    assert cluster.address == ""
-    assert cluster.to_tf_config() == "{}"
+HOSTS = "h[0-1]:1"
+STEP = slurm_step(1, "n[1-2]", "1(x2)", 1, 0)
 
 
-def test_workers():
-    """S1: two workers."""
-    first, second = (from_environment(worker(i, "a:1", "b:1")) for i in (0, 1))
-    assert first.workers == second.workers == ("a:1", "b:1")
-    assert (first.rank, second.rank) == (0, 1)
-    assert (first.is_chief, second.is_chief) == (True, False)
-    assert (first.processes, second.address) == (2, "b:1")
-    assert first.notes == ()
-
-
-@pytest.mark.parametrize(
-    ("role", "index", "rank", "address"),
-    [("chief", 0, 0, "c:1"), ("worker", 0, 1, "a:1"), ("worker", 1, 2, "b:1")],
-)
-def test_the_chief_has_rank_0(role, index, rank, address):
-    environ = tf_config(
-        {"worker": ["a:1", "b:1"], "chief": ["c:1"]}, {"type": role, "index": index}
-    )
-    cluster = from_environment(environ)
-    assert cluster.workers == ("c:1", "a:1", "b:1")
-    assert (cluster.rank, cluster.address) == (rank, address)
-
-
-def test_an_evaluator_is_not_counted():
-    """S5: an evaluator entry adds no worker."""
-    environ = tf_config(
-        {"worker": ["a:1", "b:1"], "evaluator": ["e:1"]},
-        {"type": "worker", "index": 1},
-    )
-    assert from_environment(environ).workers == ("a:1", "b:1")
-
-
-def test_a_chief_alone():
-    environ = tf_config({"chief": ["c:1"]}, {"type": "chief", "index": 0})
-    cluster = from_environment(environ)
-    assert (cluster.processes, cluster.workers) == (1, ("c:1",))
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["[::1]:2222", "[2001:db8::1]:65535", "10.0.0.1:1", "my_host-1.example.org:02222"],
-)
-def test_addresses(address):
-    assert from_environment(worker(0, address)).workers == (address,)
-
-
-@pytest.mark.parametrize(("text", "rank"), [("0", 0), ("1", 1), (" 1 ", 1)])
-def test_a_numeric_string_is_accepted_and_noted(text, rank):
-    """S4: the index as text."""
-    cluster = from_environment(worker(text, "a:1", "b:1"))
-    assert cluster.rank == rank
+def test_flags_win_over_everything():
+    """And the log says what was there besides."""
+    environ = {**worker(0, "a:1", "b:1", "c:1"), **STEP}
+    cluster = from_environment(environ, worker_hosts=HOSTS, task_index=0)
+    assert (cluster.workers, cluster.rank) == (("h0:1", "h1:1"), 0)
     assert cluster.notes == (
-        f'TF_CONFIG: task.index came as the text "{text}", read as {rank}',
+        "--worker_hosts is taken, TF_CONFIG is not read",
+        "--worker_hosts is taken, Slurm's step is not read",
     )
 
 
-def test_what_is_not_read_is_noted():
-    description = {
-        "cluster": {"worker": ["a:1"]},
-        "task": {"type": "worker", "index": 0},
-        "environment": "cloud",
-        "rpc_layer": "grpc",
-    }
-    cluster = from_environment({"TF_CONFIG": json.dumps(description)})
-    assert cluster.notes == ("TF_CONFIG: rpc_layer is not read",)
+def test_a_broken_tf_config_does_not_matter_to_flags():
+    cluster = from_environment({"TF_CONFIG": "{"}, worker_hosts=HOSTS, task_index=1)
+    assert cluster.rank == 1
 
 
-def test_to_tf_config_round_trip():
-    """The normalised form says the same: same ranks, index a number."""
-    environ = tf_config(
-        {"chief": ["c:1"], "worker": ["a:1", "b:1"], "evaluator": ["e:1"]},
-        {"type": "worker", "index": "1"},
-    )
-    cluster = from_environment(environ)
-    again = from_environment({"TF_CONFIG": cluster.to_tf_config()})
-    assert (again.workers, again.rank) == (("c:1", "a:1", "b:1"), 2)
-    assert again.notes == ()
+def test_tf_config_wins_over_slurm():
+    cluster = from_environment({**worker(0, "a:1", "b:1", "c:1"), **STEP})
+    assert (cluster.processes, cluster.rank) == (3, 0)
+    assert cluster.notes == ("TF_CONFIG is taken, Slurm's step is not read",)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"environment": "cloud"}'])
+def test_slurm_where_tf_config_describes_nothing(text):
+    cluster = from_environment({"TF_CONFIG": text, **STEP})
+    assert (cluster.processes, cluster.rank) == (2, 1)
+
+
+def test_one_source_has_no_note_about_others():
+    assert from_environment({}, worker_hosts=HOSTS, task_index=1).notes == ()
+    assert from_environment(worker(0, "a:1")).notes == ()
+
+
+def test_where_a_rank_of_its_own_comes_from_is_noted():
+    environ = {"JOB_COMPLETION_INDEX": "1"}
+    cluster = from_environment(environ, worker_hosts=HOSTS)
+    assert cluster.notes == ("rank 1 comes from JOB_COMPLETION_INDEX",)
+
+
+def test_a_task_index_without_hosts():
+    for environ in ({}, worker(0, "a:1", "b:1")):
+        message = refusal(environ, task_index=0)
+        assert message.startswith("--task_index needs --worker_hosts")
+        assert "--task_index=0" in message
 
 
 @pytest.mark.parametrize(
-    ("role", "named"),
+    ("environ", "flags", "processes"),
     [
-        ("chief", "chief"),
-        ("Worker", "Worker"),
-        ("", '""'),
-        (None, "null"),
-        (0, "0"),
-        (["worker"], '["worker"]'),
+        (worker(0, "a:1"), {}, 1),
+        (worker(0, "a:1", "b:1"), {}, 2),
+        (worker(0, "a:1", "b:1", "c:1"), {}, 3),
+        ({}, {"worker_hosts": HOSTS, "task_index": 0}, 2),
+        (STEP, {}, 2),
     ],
 )
-def test_a_role_that_is_not_there(role, named):
-    """S3: task.type chief, but only workers in cluster."""
-    task = {"type": role, "index": 0}
-    message = refusal(tf_config({"worker": ["a:1", "b:1"]}, task))
-    assert "task.type" in message
-    assert "(worker)" in message
-    assert named in message
+def test_another_number_of_processes_than_expected(environ, flags, processes):
+    assert from_environment(environ, **flags).processes == processes
+    same = from_environment(environ, **flags, expected_workers=processes)
+    assert same.processes == processes
+    for expected in (processes - 1 or 4, processes + 1):
+        message = refusal(environ, **flags, expected_workers=expected)
+        assert f"--expected_workers={expected} " in message
+        assert f"has {processes}" in message
 
 
-def test_all_training_roles_are_named():
-    """S3: the roles there are."""
-    cluster = {"chief": ["c:1"], "worker": ["a:1"], "evaluator": ["e:1"]}
-    message = refusal(tf_config(cluster, {"type": "master", "index": 0}))
-    assert "(chief, worker)" in message
+def test_a_process_that_would_train_alone():
+    """Where the description is missing, say in a pod with a misspelt manifest."""
+    message = refusal({"JOB_COMPLETION_INDEX": "1"}, expected_workers=2)
+    assert "--expected_workers=2 " in message
+    assert "alone (1)" in message
+    assert "--worker_hosts, TF_CONFIG or srun" in message
+    assert from_environment({}, expected_workers=1) == Cluster()
 
 
 @pytest.mark.parametrize("evaluators", [{}, {"evaluator": ["e:1"]}])
-def test_an_evaluator_task_is_sent_to_evaluate(evaluators):
-    """S5: it joins no collective."""
-    cluster = {"worker": ["a:1"], **evaluators}
-    message = refusal(tf_config(cluster, {"type": "evaluator", "index": 0}))
-    assert "python -m tf_goyal.evaluate" in message
-
-
-@pytest.mark.parametrize(
-    "index", [2, -1, "2", "-1", "one", "", "0x1", "1.0", 1.0, 0.5, True, None, [0]]
-)
-def test_an_index_that_is_not_there(index):
-    """S4: index 2 of 2, and its kind."""
-    message = refusal(worker(index, "a:1", "b:1"))
-    assert "task.index" in message
-    assert "from 0 to 1" in message
-    text = index.strip() if isinstance(index, str) else json.dumps(index)
-    assert text in message
-
-
-def test_an_index_of_one_process():
-    assert "must be 0," in refusal(worker(1, "a:1"))
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("a:1", "a:1"),
-        ("a:1", "A:1"),
-        ("a:1", "a:01"),
-        ("[::1]:1", "[0:0:0:0:0:0:0:1]:1"),
-    ],
-)
-def test_the_same_address_twice(first, second):
-    """S4: two processes cannot share an address."""
-    message = refusal(worker(0, first, "b:1", second))
-    assert "cluster.worker[0] and cluster.worker[2]" in message
-    assert second in message
-
-
-def test_the_same_address_in_two_roles():
-    """S4: the chief is not one of the workers."""
-    cluster = {"chief": ["a:1"], "worker": ["a:1", "b:1"]}
-    message = refusal(tf_config(cluster, {"type": "chief", "index": 0}))
-    assert "cluster.chief[0] and cluster.worker[0]" in message
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["a:0", "a:65536", "a:-1", "a:x", "a:", "a", "a:1.5", "a: 1", "a:٣", "[::1]"],
-)
-def test_a_port_that_is_none(address):
-    """S4: port 0, and its kind."""
-    message = refusal(worker(0, "b:1", address))
-    assert "cluster.worker[1]" in message
-    assert "port from 1 to 65535" in message
-    assert f'"{address}"' in message
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["", ":1", "::1:2222", "http://a:1", "a b:1", " a:1", "a:1,b:1", "a\n:1", "[a:1"],
-)
-def test_an_address_that_is_none(address):
-    message = refusal(worker(0, "b:1", address))
-    assert "cluster.worker[1] must be host:port" in message
-
-
-@pytest.mark.parametrize("address", ["[a]:1", "[]:1", "[1.2.3.4]:1", "[::g]:1"])
-def test_brackets_without_ipv6(address):
-    assert "IPv6" in refusal(worker(0, address))
-
-
-@pytest.mark.parametrize("address", [None, 1, ["a:1"], {"host": "a"}])
-def test_an_address_that_is_no_text(address):
-    assert "cluster.worker[0] must be host:port" in refusal(worker(0, address))
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ("{'cluster': {}}", "line 1, column 2"),
-        ('{"cluster":\n {"worker": ["a:1",]}}', "line 2"),
-        ('{"cluster"', "line 1, column 11"),
-        ("tf_config.json", "line 1, column 1"),
-    ],
-)
-def test_broken_json(text, place):
-    """S4: where it is broken."""
-    message = refusal({"TF_CONFIG": text})
-    assert "not valid JSON" in message
-    assert place in message
-
-
-@pytest.mark.parametrize("text", ["[]", "null", "0", '"worker"', "true"])
-def test_json_that_is_no_object(text):
-    message = refusal({"TF_CONFIG": text})
-    assert "object" in message
-    assert text in message
-
-
-def test_a_name_twice_in_json():
-    assert '"worker"' in refusal(
-        {"TF_CONFIG": '{"cluster": {"worker": ["a:1"], "worker": ["b:1"]}}'}
+def test_an_evaluator_joins_nothing(evaluators):
+    """S5: with or without an entry; it is none of the expected workers either."""
+    environ = tf_config(
+        {"worker": ["a:1", "b:1"], **evaluators}, {"type": "evaluator", "index": 0}
     )
+    found = from_environment(environ, evaluates=True, expected_workers=2)
+    assert found == Cluster(evaluates=True)
+    assert (found.workers, found.processes) == ((), 1)
 
 
-@pytest.mark.parametrize(
-    ("cluster", "said"),
-    [
-        ({"worker": []}, ["cluster.worker", "empty"]),
-        ({"chief": ["c:1"], "worker": []}, ["cluster.worker", "empty"]),
-        ({}, ["worker", "[]"]),
-        ({"evaluator": ["e:1"]}, ["worker", "evaluator"]),
-        ({"worker": ["a:1"], "ps": ["p:1"]}, ["cluster.ps", "parameter servers"]),
-        ({"worker": ["a:1"], "ps": []}, ["cluster.ps"]),
-        ({"master": ["a:1"]}, ["chief, worker, evaluator", "master"]),
-        ({"chief": ["a:1", "b:1"]}, ["cluster.chief", "2", "b:1"]),
-        ({"worker": {"1": "b:1"}}, ["cluster.worker", "sparse", "b:1"]),
-        ({"worker": "a:1"}, ["cluster.worker", "list", '"a:1"']),
-        ({"worker": None}, ["cluster.worker", "null"]),
-        (["a:1"], ["cluster must be an object", "a:1"]),
-        (None, ["cluster must be an object", "null"]),
-    ],
-)
-def test_a_cluster_that_is_none(cluster, said):
-    """S4: empty worker list, ps role, and their kind."""
-    message = refusal(tf_config(cluster, {"type": "worker", "index": 0}))
-    for part in said:
-        assert part in message
-
-
-@pytest.mark.parametrize(
-    ("task", "named"),
-    [
-        ({"index": 0}, "task.type"),
-        ({"type": "worker"}, "task.index"),
-        ({}, "task.type"),
-        (None, "task must be an object"),
-        ("worker", "task must be an object"),
-    ],
-)
-def test_a_task_that_is_none(task, named):
-    assert named in refusal(tf_config({"worker": ["a:1"]}, task))
-
-
-@pytest.mark.parametrize("missing", ["cluster", "task"])
-def test_a_half_description(missing):
-    description = json.loads(worker(0, "a:1")["TF_CONFIG"])
-    del description[missing]
-    message = refusal({"TF_CONFIG": json.dumps(description)})
-    assert f"{missing} is missing" in message
-
-
-def test_a_long_value_is_cut():
-    message = refusal(tf_config(["a:1"] * 1000, {"type": "worker", "index": 0}))
-    assert len(message) < 250
+def test_a_worker_does_not_evaluate():
+    """S5: TFJob starts the same command in all its pods."""
+    assert not from_environment(worker(0, "a:1"), evaluates=True).evaluates
+    assert not from_environment({}, evaluates=True).evaluates
 
 
 def test_assign():
@@ -372,7 +185,7 @@ def test_devices_that_are_not_there(
 PRELUDE = """
 import os, sys
 from tf_goyal import cluster
-me = cluster.from_environment(os.environ)
+me = cluster.from_environment(os.environ, worker_hosts=os.environ.get("HOSTS", ""))
 assert "tensorflow" not in sys.modules
 
 def add(strategy):
@@ -459,24 +272,15 @@ add(cluster.strategy(me))
     ]
 
 
-def test_two_processes_with_a_chief():
-    """S1: both start from TF_CONFIG, with an index as text, and sum 1 + 2."""
+def test_two_processes_described_in_two_ways():
+    """S1: the chief by TF_CONFIG with an index as text, the other as a pod; 1 + 2."""
     chief, other = free_addresses(2)
     cluster = {"chief": [chief], "worker": [other], "evaluator": ["nowhere.invalid:1"]}
+    script = 'add(cluster.strategy(me, "ring"))'
     processes = [
-        start(
-            tf_config(cluster, {"type": role, "index": "0"}),
-            'add(cluster.strategy(me, "ring"))',
-        )
-        for role in ("chief", "worker")
+        start(tf_config(cluster, {"type": "chief", "index": "0"}), script),
+        start({"HOSTS": f"{chief},{other}", "JOB_COMPLETION_INDEX": "1"}, script),
     ]
     for code, out, err in finish(*processes):
         assert code == 0, err
         assert out.strip() == "CollectiveAllReduceStrategy 2 3 [2.0, 2.0, 2.0]"
-
-
-def test_evaluate_takes_an_evaluator_task_and_works_alone():
-    """S5's kind: the sentence above must not send people in a circle."""
-    environ = tf_config({"worker": ["a:1"]}, {"type": "evaluator", "index": 0})
-    members = from_environment(environ, evaluates=True)
-    assert (members.workers, members.processes) == ((), 1)

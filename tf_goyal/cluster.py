@@ -1,31 +1,23 @@
-"""Who takes part in a run: TF_CONFIG to `Cluster`, and `Cluster` to a strategy.
+"""Who takes part in a run: the environment to `Cluster`, `Cluster` to a strategy.
 
-TF_CONFIG is a JSON object in an environment variable, the same for all processes
-but for `task`:
-
-    {"cluster": {"chief": ["a:2222"], "worker": ["b:2222", "c:2222"]},
-     "task": {"type": "worker", "index": 0}}
-
-Ranks count the chief first, then the workers in their order: here a is 0, b 1, c 2.
+The cluster is described by flags (cluster_flags.py), by TF_CONFIG (tf_config.py), or by
+srun (slurm_step.py); without any of them this process trains alone.
 
 Everything but `local_devices` and `strategy` is pure Python, so that a wrong cluster is
 refused before TensorFlow starts.
 """
 
-import ipaddress
 import json
 import os
-import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tf_goyal import cluster_flags, slurm_step, tf_config
+
 if typing.TYPE_CHECKING:
     import tensorflow as tf
-
-TRAINING_ROLES = ("chief", "worker")
-ROLES = (*TRAINING_ROLES, "evaluator")
 
 
 @dataclass(frozen=True)
@@ -37,11 +29,14 @@ class Cluster:
             this process trains alone and nobody named it.
         rank: this process' place in `workers`.
         notes: what the log should say about how the description was read.
+        evaluates: whether this process is no member but the evaluator, which works
+            alone.
     """
 
     workers: tuple[str, ...] = ()
     rank: int = 0
     notes: tuple[str, ...] = ()
+    evaluates: bool = False
 
     @property
     def processes(self) -> int:
@@ -74,40 +69,92 @@ class Cluster:
         )
 
 
-def from_environment(environ: Mapping[str, str], evaluates: bool = False) -> Cluster:
-    """The cluster that TF_CONFIG describes; without it this process alone.
+def from_environment(
+    environ: Mapping[str, str],
+    *,
+    worker_hosts: str = "",
+    task_index: int = -1,
+    expected_workers: int = 0,
+    evaluates: bool = False,
+) -> Cluster:
+    """The cluster that flags, TF_CONFIG or Slurm describe; else this process alone.
+
+    The first of them that is there is taken, in this order.
 
     Args:
         environ: the environment variables.
-        evaluates: whether an evaluator's task is welcome; it works alone.
+        worker_hosts: host:port of every process, as host_list.py reads it.
+        task_index: this process' place in `worker_hosts`; -1: see cluster_flags.py.
+        expected_workers: how many processes must train together; 0: any number.
+        evaluates: whether an evaluator's task is welcome.
 
     Raises:
-        ValueError: TF_CONFIG is not a cluster that can train, or this process has
-            no place in it.
+        ValueError: what is described is not a cluster that can train, this process has
+            no place in it, or it is not as many processes as expected.
     """
-    text = environ.get("TF_CONFIG", "").strip()
-    description = _parse_json(text) if text else {}
-    notes = tuple(
-        f"TF_CONFIG: {name} is not read"
-        for name in description
-        if name not in ("cluster", "task", "environment")
-    )
-    if not set(description) - {"environment"}:
-        return Cluster()
-    for name in ("cluster", "task"):
-        if name not in description:
+    if worker_hosts:
+        cluster = _from_flags(environ, worker_hosts, task_index)
+    elif task_index != -1:
+        raise ValueError(
+            "--task_index needs --worker_hosts, in which it is the place of this "
+            f"process, got --task_index={task_index} alone: give both or neither"
+        )
+    elif description := tf_config.parse(environ.get("TF_CONFIG", "")):
+        cluster = _from_tf_config(environ, description, evaluates)
+    elif slurm_step.in_step(environ):
+        workers, rank, note = slurm_step.place(environ)
+        cluster = Cluster(workers, rank, (note,))
+    else:
+        slurm_step.check_alone(environ)
+        cluster = Cluster()
+    if not cluster.evaluates:
+        _check_expected(cluster, expected_workers)
+    return cluster
+
+
+def _from_flags(
+    environ: Mapping[str, str], worker_hosts: str, task_index: int
+) -> Cluster:
+    workers, rank, source = cluster_flags.place(worker_hosts, task_index, environ)
+    notes = () if task_index != -1 else (f"rank {rank} comes from {source}",)
+    if environ.get("TF_CONFIG", "").strip():
+        notes += ("--worker_hosts is taken, TF_CONFIG is not read",)
+    if slurm_step.in_step(environ):
+        notes += ("--worker_hosts is taken, Slurm's step is not read",)
+    return Cluster(workers, rank, notes)
+
+
+def _from_tf_config(
+    environ: Mapping[str, str], description: Mapping[str, Any], evaluates: bool
+) -> Cluster:
+    if tf_config.evaluates(description):
+        if not evaluates:
             raise ValueError(
-                f'TF_CONFIG must have "cluster" and "task", but {name} is missing: '
-                "add it, or unset TF_CONFIG to train in this process alone"
+                'TF_CONFIG: task.type "evaluator" does not train: start this process '
+                "with python -m tf_goyal.evaluate"
             )
-    task = description["task"]
-    if evaluates and isinstance(task, dict) and task.get("type") == "evaluator":
-        return Cluster(notes=notes)
-    roles = _roles(description["cluster"])
-    role, index, read_as = _task(task, roles)
-    workers = roles.get("chief", ()) + roles.get("worker", ())
-    rank = index + (len(roles.get("chief", ())) if role == "worker" else 0)
-    return Cluster(workers, rank, notes + read_as)
+        return Cluster(notes=tf_config.notes(description), evaluates=True)
+    workers, rank = tf_config.place(description)
+    notes = tf_config.notes(description)
+    if slurm_step.in_step(environ):
+        notes += ("TF_CONFIG is taken, Slurm's step is not read",)
+    return Cluster(workers, rank, notes)
+
+
+def _check_expected(cluster: Cluster, expected: int) -> None:
+    """Refuses another number of processes than the one expected, unless that is 0."""
+    if expected in (0, cluster.processes):
+        return
+    found = f"the cluster has {cluster.processes}"
+    if not cluster.workers:
+        found = (
+            "this process would be alone (1): describe the cluster by --worker_hosts, "
+            "TF_CONFIG or srun"
+        )
+    raise ValueError(
+        f"--expected_workers={expected} must be the number of processes that train "
+        f"together, but {found}"
+    )
 
 
 def assign(virtual_workers: int, devices: int) -> list[range]:
@@ -127,169 +174,6 @@ def assign(virtual_workers: int, devices: int) -> list[range]:
             "--global_batch or lower --devices"
         )
     return [range(r * k // total, (r + 1) * k // total) for r in range(total)]
-
-
-def _parse_json(text: str) -> dict[str, Any]:
-    """TF_CONFIG as a dictionary."""
-    try:
-        description = json.loads(text, object_pairs_hook=_no_duplicates)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"TF_CONFIG is not valid JSON at line {error.lineno}, column "
-            f"{error.colno}: {error.msg}, near {text[error.pos : error.pos + 20]!r}"
-        ) from None
-    if not isinstance(description, dict):
-        raise ValueError(f"TF_CONFIG must be a JSON object, got {_shown(description)}")
-    return description
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"TF_CONFIG has {_shown(twice)} twice in one object: keep one")
-    return values
-
-
-def _roles(cluster: Any) -> dict[str, tuple[str, ...]]:
-    """`cluster` of TF_CONFIG, checked: the addresses of each role."""
-    if not isinstance(cluster, dict):
-        raise ValueError(
-            "TF_CONFIG: cluster must be an object from roles to lists of host:port, "
-            f"got {_shown(cluster)}"
-        )
-    seen: dict[tuple[str, int], str] = {}
-    for role, addresses in cluster.items():
-        field = f"cluster.{role}"
-        if role == "ps":
-            raise ValueError(
-                "TF_CONFIG: cluster.ps is not supported, since synchronous "
-                "all-reduce has no parameter servers: leave it out (roles: "
-                f"{', '.join(ROLES)})"
-            )
-        if role not in ROLES:
-            raise ValueError(
-                f"TF_CONFIG: the roles of cluster must be among {', '.join(ROLES)}, "
-                f"got {_shown(role)}"
-            )
-        if isinstance(addresses, dict):
-            raise ValueError(
-                f"TF_CONFIG: {field} must list every process, but is a sparse "
-                f"cluster, {_shown(addresses)}: every worker must know all the others"
-            )
-        if not isinstance(addresses, list):
-            raise ValueError(
-                f"TF_CONFIG: {field} must be a list of host:port, got "
-                f"{_shown(addresses)}"
-            )
-        if not addresses:
-            raise ValueError(
-                f"TF_CONFIG: {field} must list at least one host:port, got an empty "
-                "list"
-            )
-        for i, address in enumerate(addresses):
-            here = f"{field}[{i}]"
-            endpoint = _endpoint(address, here)
-            if endpoint in seen:
-                raise ValueError(
-                    f"TF_CONFIG: every process needs an address of its own, but "
-                    f"{seen[endpoint]} and {here} are both {_shown(address)}"
-                )
-            seen[endpoint] = here
-    if len(cluster.get("chief", ())) > 1:
-        raise ValueError(
-            "TF_CONFIG: cluster.chief must list one host:port, got "
-            f"{len(cluster['chief'])}: {_shown(cluster['chief'])}"
-        )
-    if not set(cluster) & set(TRAINING_ROLES):
-        raise ValueError(
-            "TF_CONFIG: cluster must have a worker (or a chief), got the roles "
-            f"{_shown(list(cluster))}"
-        )
-    return {role: tuple(addresses) for role, addresses in cluster.items()}
-
-
-def _endpoint(address: Any, field: str) -> tuple[str, int]:
-    """host:port in a form in which equal addresses are equal.
-
-    Hosts are names, IPv4 addresses, or IPv6 addresses in brackets: [::1]:2222.
-    """
-    if not isinstance(address, str):
-        raise ValueError(f"TF_CONFIG: {field} must be host:port, got {_shown(address)}")
-    bracketed = re.fullmatch(r"\[([^\[\]]*)\](?::(.*))?", address)
-    named = re.fullmatch(r"([A-Za-z0-9._-]+)(?::([^:]*))?", address)
-    match = bracketed or named
-    if not match:
-        raise ValueError(
-            f"TF_CONFIG: {field} must be host:port, an IPv6 address in brackets "
-            f"([::1]:2222), got {_shown(address)}"
-        )
-    host, port = match.groups()
-    if bracketed:
-        try:
-            host = str(ipaddress.IPv6Address(host))
-        except ValueError:
-            raise ValueError(
-                f"TF_CONFIG: {field} must have an IPv6 address in its brackets, got "
-                f"{_shown(address)}"
-            ) from None
-    digits = port or ""
-    if not (re.fullmatch(r"[0-9]{1,5}", digits) and 1 <= int(digits) <= 65535):
-        raise ValueError(
-            f"TF_CONFIG: {field} must end in a port from 1 to 65535, got "
-            f"{_shown(address)}"
-        )
-    return host.lower(), int(digits)
-
-
-def _task(
-    task: Any, roles: Mapping[str, tuple[str, ...]]
-) -> tuple[str, int, tuple[str, ...]]:
-    """`task` of TF_CONFIG, checked: role, index, notes for the log."""
-    if not isinstance(task, dict):
-        raise ValueError(
-            'TF_CONFIG: task must be an object with "type" and "index", got '
-            f"{_shown(task)}"
-        )
-    for name in ("type", "index"):
-        if name not in task:
-            raise ValueError(
-                f"TF_CONFIG: task must have a type and an index, but task.{name} is "
-                f"missing: got {_shown(task)}"
-            )
-    role, index = task["type"], task["index"]
-    if role == "evaluator":
-        raise ValueError(
-            'TF_CONFIG: task.type "evaluator" does not train: start this process '
-            "with python -m tf_goyal.evaluate"
-        )
-    training = [name for name in roles if name in TRAINING_ROLES]
-    if role not in training:
-        raise ValueError(
-            "TF_CONFIG: task.type must be a training role of cluster "
-            f"({', '.join(training)}), got {_shown(role)}"
-        )
-    notes: tuple[str, ...] = ()
-    if isinstance(index, str) and re.fullmatch(r"[+-]?[0-9]{1,9}", index.strip()):
-        notes = (
-            f'TF_CONFIG: task.index came as the text "{index}", read as {int(index)}',
-        )
-        index = int(index)
-    count = len(roles[role])
-    if type(index) is not int or not 0 <= index < count:
-        allowed = "0" if count == 1 else f"a whole number from 0 to {count - 1}"
-        raise ValueError(
-            f"TF_CONFIG: task.index must be {allowed}, since cluster.{role} lists "
-            f"{count}, got {_shown(index)}"
-        )
-    return role, index, notes
-
-
-def _shown(value: Any) -> str:
-    """A piece of TF_CONFIG as it was written, cut to a readable length."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def local_devices(cluster: Cluster, *, allreduce: str, devices: int) -> list[str]:
