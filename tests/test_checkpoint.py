@@ -1,5 +1,6 @@
 """Complete or absent."""
 
+import errno
 import hashlib
 import json
 import os
@@ -8,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from tf_goyal import checkpoint
+from tf_goyal import arrays_file, checkpoint, files
 
 VARIABLES = {
     "model/b": np.float32([[1.0, 2.0], [3.0, 4.0]]),
@@ -58,6 +59,43 @@ def test_newer_broken_ones_do_not_push_good_ones_out(tmp_path):
     assert checkpoint.load_latest(str(tmp_path))[1]["step"] == 2
 
 
+@pytest.mark.parametrize("file", ["variables.npz", "manifest.json"])
+def test_nor_do_broken_ones_between(tmp_path, file):
+    """F3: step 2 was cut: the last two are 1 and 3, and the broken one stays."""
+    save(tmp_path, 1)
+    path = save(tmp_path, 2) / file
+    path.write_bytes(path.read_bytes()[:-1])
+    save(tmp_path, 3, keep=2)
+    assert checkpoint.steps(tmp_path) == [1, 2, 3]
+    save(tmp_path, 4, keep=2)
+    assert checkpoint.steps(tmp_path) == [2, 3, 4]
+
+
+def test_some_are_kept_for_good(tmp_path):
+    """They do not count among the newest, and a restart decides the same."""
+    for step in range(1, 8):
+        checkpoint.save(
+            tmp_path, step, VARIABLES, {}, keep=2, keeps=lambda step: step % 3 == 0
+        )
+    assert checkpoint.steps(tmp_path) == [3, 5, 6, 7]
+
+
+def test_an_old_one_that_cannot_be_removed_is_told(tmp_path, monkeypatch, capsys):
+    """The one that was written counts. So with what a killed save left."""
+    save(tmp_path, 1)
+    (checkpoint.folder(tmp_path) / ".step-2-abcd").mkdir()
+
+    def busy(path):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr(files, "remove_tree", busy)
+    save(tmp_path, 2, keep=1)
+    assert checkpoint.load_latest(tmp_path)[1]["step"] == 2
+    error = capsys.readouterr().err
+    assert "cannot remove the old checkpoint" in error
+    assert ".step-2-abcd, left by a killed save: " in error
+
+
 @pytest.mark.parametrize("name", ["step-007", "step-x", "step-"])
 def test_other_folders_are_no_checkpoints(tmp_path, name):
     (checkpoint.folder(str(tmp_path)) / name).mkdir(parents=True)
@@ -65,11 +103,85 @@ def test_other_folders_are_no_checkpoints(tmp_path, name):
     assert checkpoint.steps(str(tmp_path)) == []
 
 
-@pytest.mark.parametrize("text", ["{}", "[1]", "null", "12"])
-def test_a_manifest_that_says_nothing_is_a_broken_checkpoint(tmp_path, text):
+@pytest.mark.parametrize(
+    "text", ["", "{", "{}", "[1]", "null", "12", "[" * 100_000, "\xff"]
+)
+def test_f3_a_manifest_that_says_nothing_is_a_broken_checkpoint(tmp_path, text, capsys):
+    """F3: whatever it holds, the older one is used and this one named and left."""
     save(tmp_path, 1)
-    (save(tmp_path, 2) / "manifest.json").write_text(text)
+    path = save(tmp_path, 2)
+    (path / "manifest.json").write_bytes(text.encode("latin-1"))
     assert checkpoint.load_latest(str(tmp_path))[1]["step"] == 1
+    error = capsys.readouterr().err
+    assert f"passed over: checkpoint {path} is broken: manifest.json" in error
+    assert error.count("\n") == 1 and path.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"version": 2}, "of version 2, this program reads 1"),
+        ({"version": None}, "of version None"),
+        ({"step": 3}, "of step 3"),
+        ({"step": True}, "its step is True"),
+        ({"step": "2"}, "its step is '2'"),
+        ({"metadata": []}, "its metadata is"),
+        ({"variables": None}, "its variables is None"),
+        ({"variables": {}}, "differ in"),
+        ({"bytes": 5}, "should have 5"),
+        ({"sha256": "../other"}, "should be ../other"),
+    ],
+)
+def test_f3_a_manifest_that_says_otherwise(tmp_path, change, why):
+    path = save(tmp_path, 2)
+    told = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(told | change))
+    with pytest.raises(ValueError, match=why):
+        checkpoint.load(path)
+
+
+def test_a_manifest_is_read_alone(tmp_path):
+    path = save(tmp_path, 2)
+    (path / "variables.npz").unlink()
+    assert checkpoint.manifest(path)["metadata"] == {"epoch": 1.5}
+    for file in path.iterdir():
+        file.unlink()
+    with pytest.raises(ValueError, match=f"{path} is not complete: it has no manifest"):
+        checkpoint.manifest(path)
+
+
+def test_an_older_version_without_its_fields_is_read(tmp_path):
+    path = save(tmp_path, 2)
+    told = json.loads((path / "manifest.json").read_text())
+    del told["version"], told["bytes"]
+    (path / "manifest.json").write_text(json.dumps(told))
+    np.savez(path / "variables.npz", **VARIABLES)
+    content = (path / "variables.npz").read_bytes()
+    told["sha256"] = hashlib.sha256(content).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(told))
+    assert checkpoint.load(path)[0]["model/a"] == 0.5
+    save(tmp_path, 3, keep=1)
+    assert checkpoint.steps(tmp_path) == [3]
+
+
+@pytest.mark.parametrize(
+    ("at_most", "step"), [(None, 9), (10, 9), (9, 9), (8, 5), (5, 5), (4, None)]
+)
+def test_the_newest_up_to_a_step(tmp_path, at_most, step):
+    for saved in (5, 9):
+        save(tmp_path, saved)
+    found = checkpoint.load_latest(tmp_path, at_most=at_most)
+    assert (found and found[1]["step"]) == step
+
+
+def test_an_unusable_one_is_passed_over(tmp_path, capsys):
+    for saved in (5, 9):
+        save(tmp_path, saved)
+    found = checkpoint.load_latest(
+        tmp_path, unusable=lambda told: "is odd" if told["step"] == 9 else ""
+    )
+    assert found[1]["step"] == 5
+    assert "step-9 is odd" in capsys.readouterr().err
 
 
 def test_steps_sort_as_numbers(tmp_path):
@@ -82,24 +194,42 @@ def test_a_step_that_ran_again_replaces_its_checkpoint(tmp_path):
     save(tmp_path, 1)
     save(tmp_path, 1, variables={"model/a": np.float32([9.0])})
     assert checkpoint.load_latest(str(tmp_path))[0]["model/a"] == 9.0
+    assert os.listdir(checkpoint.folder(tmp_path)) == ["step-1"]
 
 
-def test_the_disk_fills_up_while_writing(tmp_path, monkeypatch):
+def test_f6_the_disk_fills_up_while_writing(tmp_path, monkeypatch):
     """F6: the checkpoint that was there stays, nothing half-written does."""
     save(tmp_path, 1)
 
-    def full(*_, **__):
+    def full(file, _):
+        file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(np, "savez", full)
+    monkeypatch.setattr(arrays_file, "write", full)
     with pytest.raises(OSError, match="No space"):
         save(tmp_path, 2)
     assert os.listdir(checkpoint.folder(str(tmp_path))) == ["step-1"]
     assert checkpoint.load_latest(str(tmp_path))[1]["step"] == 1
 
 
-def test_what_a_killed_save_left_is_no_checkpoint_and_goes(tmp_path):
-    """F3: kill -9 during a save."""
+def test_what_the_disk_gives_back_is_compared(tmp_path, monkeypatch):
+    """A disk that loses a byte is found out while the older checkpoint is there."""
+    save(tmp_path, 1)
+    write = arrays_file.write
+
+    def lossy(file, arrays):
+        write(file, arrays)
+        file._file.seek(100)
+        file._file.write(b"!")
+
+    monkeypatch.setattr(arrays_file, "write", lossy)
+    with pytest.raises(OSError, match=r"variables.npz was written as .* read back"):
+        save(tmp_path, 2)
+    assert os.listdir(checkpoint.folder(tmp_path)) == ["step-1"]
+
+
+def test_f3_what_a_killed_save_left_is_no_checkpoint_and_goes(tmp_path, capsys):
+    """F3: kill -9 during a save. It is not removed silently."""
     save(tmp_path, 1)
     abandoned = checkpoint.folder(str(tmp_path)) / ".step-2-abcd"
     abandoned.mkdir()
@@ -107,6 +237,7 @@ def test_what_a_killed_save_left_is_no_checkpoint_and_goes(tmp_path):
     assert checkpoint.load_latest(str(tmp_path))[1]["step"] == 1
     save(tmp_path, 3)
     assert not abandoned.exists()
+    assert f"removed {abandoned}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file", ["variables.npz", "manifest.json"])
@@ -127,6 +258,31 @@ def test_a_broken_one_is_named_and_the_older_used(tmp_path, capsys, file, damage
         path.write_bytes(content)
     assert checkpoint.load_latest(str(tmp_path))[1]["step"] == 1
     assert "step-2" in capsys.readouterr().err
+
+
+def test_f3_a_file_cut_anywhere_is_broken(tmp_path):
+    """F3: a checkpoint file cut off behind each of its bytes."""
+    path = save(tmp_path, 2)
+    for name in ("variables.npz", "manifest.json"):
+        content = (path / name).read_bytes()
+        for size in range(len(content)):
+            (path / name).write_bytes(content[:size])
+            with pytest.raises(ValueError, match="broken"):
+                checkpoint.load(path)
+        (path / name).write_bytes(content)
+    checkpoint.load(path)
+
+
+def test_f3_a_byte_flipped_anywhere_is_broken(tmp_path):
+    """F3: in the variables, a bit of each byte."""
+    file = save(tmp_path, 2) / "variables.npz"
+    content = file.read_bytes()
+    for place in range(len(content)):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        file.write_bytes(flipped)
+        with pytest.raises(ValueError, match="SHA-256"):
+            checkpoint.load(file.parent)
 
 
 def test_all_broken_is_an_error_and_not_a_new_start(tmp_path):
@@ -159,21 +315,40 @@ def test_variables_go_out_and_in_by_name():
     np.testing.assert_array_equal(target.get_weights()[0], np.full([3, 2], 4.0))
 
 
+KERNEL, BIAS = "model/small/head/kernel", "model/small/head/bias"
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda arrays: arrays.pop("model/small/head/kernel"), "head/kernel"),
+        (lambda arrays: arrays.pop(KERNEL), f"has nothing for variable {KERNEL}"),
         (
-            lambda arrays: arrays.update({"model/small/head/bias": np.zeros(3)}),
-            r"\(3,\) for variable model/small/head/bias, which has shape \(2,\)",
+            lambda arrays: arrays.update({BIAS: np.zeros(3, np.float32)}),
+            rf"float32 of shape \(3,\) for variable {BIAS}, which needs float32 of "
+            r"shape \(2,\)",
+        ),
+        (
+            lambda arrays: arrays.update({BIAS: np.zeros(2)}),
+            rf"float64 of shape \(2,\) for variable {BIAS}, which needs float32 of",
+        ),
+        (
+            lambda arrays: arrays.update({"model/extra": np.zeros(2)}),
+            "1 variables that the model lacks, the first is model/extra",
         ),
     ],
 )
-def test_a_missing_or_misshapen_variable_is_named(change, named):
+def test_what_does_not_fit_is_named(change, named):
+    """A variable that is missing, misshapen, of another type, or nobody's."""
     target = model()
     arrays = checkpoint.arrays_of("model", target.variables)
-    arrays["model/small/head/bias"] = np.full([2], 7.0)
+    arrays[BIAS] = np.full([2], 7.0, np.float32)
     change(arrays)
     with pytest.raises(ValueError, match=named):
         checkpoint.assign("model", target.variables, arrays)
     assert target.get_weights()[1].tolist() == [0, 0]  # nothing was assigned
+
+
+def test_what_has_another_prefix_is_for_somebody_else():
+    target = model()
+    arrays = checkpoint.arrays_of("model", target.variables)
+    checkpoint.assign("model", target.variables, arrays | {"optimizer/x": np.zeros(2)})

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import training
 
 from tf_goyal import doctor, flags, launch, start, storage, train
 
@@ -89,17 +90,22 @@ def test_f6_commands_refuse_it_before_tensorflow_starts(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("command", [train, doctor])
-def test_only_rank_0_tries(command, digits, monkeypatch):
+def test_only_rank_0_tries(digits, monkeypatch):
     task = {"type": "worker", "index": 1}
     description = {"cluster": {"worker": ["a:1", "b:1"]}, "task": task}
     monkeypatch.setenv("TF_CONFIG", json.dumps(description))
     with pytest.raises(AssertionError, match="the run was started"):
-        flags.run(
-            command.main,
-            [command.__name__, *digits],
-            define=getattr(command, "define", None),
-        )
+        flags.run(doctor.main, ["doctor", *digits], define=doctor.define)
+
+
+def test_f6_all_ranks_are_told(tmp_path):
+    """F6: rank 0 tries, nobody starts, each says why."""
+    (tmp_path / "file").touch()
+    run = ["--recipe=digits", f"--model_dir={tmp_path / 'file' / 'run'}"]
+    for code, output in training.train(run, run):
+        assert code == 2
+        assert "a trial write" in output and "Not a directory" in output
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_no_tensorflow(python):

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tf_goyal import files
 from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
 
@@ -60,4 +61,4 @@ def git_commit() -> str | None:
 def write(model_dir: str, description: dict[str, Any]) -> None:
     """Writes config.json into the run's folder."""
     text = json.dumps(description, indent=2) + "\n"
-    (Path(model_dir) / FILE_NAME).write_text(text, encoding="utf-8")
+    files.replace(files.path(model_dir) / FILE_NAME, text.encode())

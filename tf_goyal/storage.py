@@ -1,15 +1,19 @@
 """Whether a run's folder can be written, found out before anything is computed.
 
-This module imports no TensorFlow.
+For a folder on a disk no TensorFlow is imported.
 """
 
 import os
 import shutil
 import tempfile
+import uuid
 from pathlib import Path
 
+from tf_goyal import files
+from tf_goyal.files import AnyPath, StorePath
 
-def trial_write(folder: Path) -> Path:
+
+def trial_write(folder: str | os.PathLike[str]) -> AnyPath:
     """Writes, flushes and removes a file in a folder, or in the nearest above it.
 
     The folder need not exist and is not made: nothing is left behind.
@@ -18,27 +22,45 @@ def trial_write(folder: Path) -> Path:
         The folder that was tried.
 
     Raises:
-        ValueError: it cannot be written: it is read-only, full, or no folder.
+        ValueError: it cannot be written: it is read-only, full, or no folder, or
+            TensorFlow does not reach such a store.
     """
-    tried = folder = folder.absolute()
+    tried = wanted = files.path(folder)
     try:
-        tried = _nearest(folder)
+        if not files.is_local(wanted):
+            _try_store(wanted)
+            return wanted
+        tried = wanted = wanted.absolute()
+        tried = _nearest(wanted)
         with tempfile.TemporaryFile(dir=tried) as file:
             file.write(bytes(4096))
-            file.flush()
-            os.fsync(file.fileno())
+            files.sync(file)
     except OSError as error:
         raise ValueError(
             f"--model_dir must be a folder that can be written, but a trial write "
-            f"for {folder} failed in {tried}: {error.strerror}; free it or name "
+            f"for {wanted} failed in {tried}: {error.strerror}; free it or name "
             "another"
         ) from error
     return tried
 
 
-def free_bytes(folder: Path) -> int:
-    """Free bytes of the disk that a folder is on, or would be made on."""
-    return shutil.disk_usage(_nearest(folder.absolute())).free
+def _try_store(folder: StorePath) -> None:
+    """The trial write in a store, where a file needs no folder.
+
+    Some, like hdfs, do have folders: there the missing ones are made and stay.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    trial = folder / f".trial-{uuid.uuid4().hex[:8]}"
+    files.replace(trial, bytes(4096))
+    trial.unlink()
+
+
+def free_bytes(folder: str | os.PathLike[str]) -> int | None:
+    """Free bytes of the disk that a folder is, or would be made, on; None: no disk."""
+    where = files.path(folder)
+    if not files.is_local(where):
+        return None
+    return shutil.disk_usage(_nearest(where.absolute())).free
 
 
 def _nearest(folder: Path) -> Path:

@@ -2,12 +2,11 @@
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tf_goyal import checkpoint
+from tf_goyal import checkpoint, files
 from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
 
@@ -49,7 +48,7 @@ def load(model_dir: str, step: int | None = None) -> TrainedModel:
     folder = checkpoint.folder(model_dir)
     steps = checkpoint.steps(model_dir)
     if not steps:
-        missing = "" if Path(model_dir).is_dir() else ", which is no folder"
+        missing = "" if files.path(model_dir).is_dir() else ", which is no folder"
         raise ValueError(
             f"--model_dir must be the folder of a run with a checkpoint; there is "
             f"none in {folder}, received --model_dir={model_dir}{missing}"
