@@ -11,6 +11,13 @@ from tf_goyal import run_log
 from tf_goyal.launch import free_ports
 
 
+def _wait_for_step(log, step, process):
+    deadline = time.monotonic() + DEADLINE
+    while not (log.exists() and f'"step": {step},' in log.read_text()):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize("algorithm", ["halving_doubling", "ring"])
 def test_a_peer_that_stops_answering_is_named(data, tmp_path, algorithm):
     """A stopped process raises no error anywhere: the others leave with 138."""
@@ -24,10 +31,7 @@ def test_a_peer_that_stops_answering_is_named(data, tmp_path, algorithm):
             stack.enter_context(started("tf_goyal.train", flags, rank, ports))
             for rank in range(3)
         ]
-        deadline = time.monotonic() + DEADLINE
-        while not (log.exists() and '"step": 3,' in log.read_text()):
-            assert time.monotonic() < deadline and processes[0].poll() is None
-            time.sleep(0.1)
+        _wait_for_step(log, 3, processes[0])
         processes[2].send_signal(signal.SIGSTOP)
         outputs = [p.communicate(timeout=DEADLINE)[0] for p in processes[:2]]
     assert [process.returncode for process in processes[:2]] == [138, 138], outputs
@@ -60,11 +64,45 @@ def test_auto_measures_and_says_what_it_picks(data, tmp_path):
     assert final_hash(train(other, other)[0][1]) == final_hash(results[0][1])
 
 
-def test_different_flags_are_refused_by_all(data, tmp_path):
-    """S7's kind: by name; another all-reduce too, before anybody waits for it."""
-    flags = recipe(data, tmp_path / "run")
-    other = recipe(data, tmp_path / "run", seed=7, allreduce="ring")
-    for (code, output), seed in zip(train(flags, other), (0, 7), strict=True):
-        assert code == 2, output
-        assert "differ in --allreduce, --seed: start all" in output
-        assert f"--seed is {seed}" in output
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_process_is_named(data, tmp_path, killed):
+    """F1: kill -9; the others say who it was, and leave with 138."""
+    never = 10**6
+    changes = {"steps": 100_000, "eval_every": never, "checkpoint_every": never}
+    flags = recipe(data, tmp_path / "run", **changes)
+    ports = free_ports(3)
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(started("tf_goyal.train", flags, rank, ports))
+            for rank in range(3)
+        ]
+        _wait_for_step(tmp_path / "run" / "log.jsonl", 3, processes[0])
+        processes[killed].send_signal(signal.SIGKILL)
+        left = [p for rank, p in enumerate(processes) if rank != killed]
+        outputs = [p.communicate(timeout=DEADLINE)[0] for p in left]
+    name = f"rank {killed} of 3 (127.0.0.1:{ports[killed]}): connection closed"
+    for process, output in zip(left, outputs, strict=True):
+        assert process.returncode == 138, output
+        assert f"a peer was lost: {name}" in output
+    last = run_log.read(str(tmp_path / "run"))[-1]
+    assert killed == 0 or (last["event"], last["why"]) == ("peer_lost", name)
+
+
+def test_a_stall_is_survived_to_the_bit(data, tmp_path):
+    """Shorter than --peer_timeout, longer than TensorFlow's own patience of 10 s."""
+    changes = {"steps": 60, "eval_every": 100, "checkpoint_every": 100}
+    flags = recipe(data, tmp_path / "run", **changes)
+    ports = free_ports(2)
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(started("tf_goyal.train", flags, rank, ports))
+            for rank in range(2)
+        ]
+        _wait_for_step(tmp_path / "run" / "log.jsonl", 3, processes[0])
+        processes[1].send_signal(signal.SIGSTOP)
+        time.sleep(16)
+        processes[1].send_signal(signal.SIGCONT)
+        outputs = [p.communicate(timeout=DEADLINE)[0] for p in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    undisturbed = train(recipe(data, tmp_path / "other", **changes))
+    assert final_hash(outputs[0]) == final_hash(undisturbed[0][1])

@@ -1,27 +1,31 @@
 """Which checkpoint a run goes on from, and whether it may."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
-from tf_goyal import checkpoint
+from tf_goyal import checkpoint, run_log
 from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
 
+Found = tuple[dict[str, Any], dict[str, Any]]
+
 
 def last_checkpoint(
-    settings: Config, data: Dataset
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    settings: Config, data: Dataset, at_most: int | None = None
+) -> Found:
     """The checkpoint to go on from: arrays and manifest, those of step 0 if none.
 
     Args:
       settings: of the run that begins.
       data: its data set.
+      at_most: the last step to look at; None: there is none.
 
     Raises:
       ValueError: --resume does not allow what is there, or it is of another recipe or
         another data set.
     """
-    start = {"step": 0, "owes_evaluation": False, "broken_records": {}}
+    start = {"step": 0, "sha256": "", "owes_evaluation": False, "broken_records": {}}
     steps = checkpoint.steps(settings.model_dir)
     if settings.resume == "never" and steps:
         raise ValueError(
@@ -42,7 +46,7 @@ def last_checkpoint(
             return ""
         return "ends a shorter run, in a step that was not full"
 
-    found = checkpoint.load_latest(settings.model_dir, unusable=cut_short)
+    found = checkpoint.load_latest(settings.model_dir, cut_short, at_most)
     if found is None:
         return {}, start
     arrays, manifest = found
@@ -67,9 +71,62 @@ def last_checkpoint(
         )
     return arrays, {
         "step": manifest["step"],
-        "owes_evaluation": metadata["owes_evaluation"],
+        "sha256": manifest["sha256"],
+        "owes_evaluation": metadata["owes_evaluation"]
+        and not _is_evaluated(settings.model_dir, manifest["step"]),
         "broken_records": metadata.get("broken_records", {}),
     }
+
+
+def agreed(
+    found: Found,
+    settings: Config,
+    data: Dataset,
+    gather: Callable[[Any], list[Any]],
+) -> Found:
+    """The newest checkpoint that all processes of a run can use; all call this.
+
+    Args:
+      found: `last_checkpoint`'s of this process.
+      settings: as of `last_checkpoint`.
+      data: as of `last_checkpoint`.
+      gather: see `peers.Peers.gather`.
+
+    Raises:
+      ValueError: some see none, or another one of the same step; or as of
+        `last_checkpoint`.
+    """
+    while True:
+        arrays, manifest = found
+        told = gather([manifest[name] for name in ("step", "sha256")])
+        owes_evaluation = gather(manifest["owes_evaluation"])[0]
+        if all(each == told[0] for each in told):
+            return arrays, {**manifest, "owes_evaluation": owes_evaluation}
+        steps = [step for step, _ in told]
+        least, most = min(steps), max(steps)
+        if least == 0 or least == most:
+            here = (
+                f"rank {steps.index(0)} finds none that it can use where rank "
+                f"{steps.index(most)} finds step {most}"
+                if least == 0
+                else f"they find different ones of step {most}"
+            )
+            raise ValueError(
+                "all processes of a run must go on from the same checkpoint, but "
+                f"{here}: give all of them the same --model_dir, on storage that they "
+                "share"
+            )
+        if manifest["step"] > least:
+            found = last_checkpoint(settings, data, at_most=least)
+
+
+def _is_evaluated(model_dir: str, step: int) -> bool:
+    """Whether the log has an evaluation after that step."""
+    try:
+        lines = run_log.read(model_dir)
+    except FileNotFoundError:
+        return False
+    return any(line["kind"] == "eval" and line["step"] == step for line in lines)
 
 
 def _stored(manifest: dict[str, Any]) -> Config:

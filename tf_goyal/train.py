@@ -1,53 +1,132 @@
 """python -m tf_goyal.train: one process of a run.
 
-The cluster comes from TF_CONFIG; without it this process trains alone. What can be
-refused is refused, with exit code 2, before TensorFlow starts.
+The cluster comes from flags, TF_CONFIG or Slurm; without them this process trains
+alone. What can be refused is refused, with exit code 2, before TensorFlow starts; so is
+a start without all processes, or with processes that differ.
 """
 
-import json
 import os
 import sys
+import threading
 import time
-from pathlib import Path
 from typing import Any, NoReturn
 
-from tf_goyal import cluster, flags, preflight, provenance, resume, start, storage
+from tf_goyal import (
+    cluster,
+    coordination,
+    evaluator,
+    facts,
+    flags,
+    membership,
+    peers,
+    preflight,
+    provenance,
+    resume,
+    start,
+    storage,
+)
+from tf_goyal.asked import ASKED_TO_STOP, Asked
 from tf_goyal.cluster import Cluster
 from tf_goyal.config import Config
+from tf_goyal.datasets import Dataset
+from tf_goyal.peers import PEER_LOST, Peers
+from tf_goyal.resume import Found
 
 _OTHERS_SECONDS = 3.0  # for the others to say what they miss, before we are missed
-DONE, INPUT_FAILED, PEER_LOST = 0, 3, 138  # exit codes; the trainer has more
+_NAMING_SECONDS = 5.0  # for the heartbeats to find who is lost
+_SAVING_SECONDS = 10.0  # for a checkpoint that is being written
+DONE, INPUT_FAILED = 0, 3  # exit codes; peers, asked and the trainer have more
+
+_leaving = threading.Lock()  # taken once, by the thread that ends the process
 
 
 def main(_: list[str]) -> int:
-    """Checks everything, builds, trains. Returns the exit code.
+    """Checks everything, meets the other processes, trains. Returns the exit code.
 
     Raises:
       ValueError: the input is refused.
     """
+    asked = Asked()
     settings = flags.config_from_flags()
-    members = cluster.from_environment(os.environ)
-    data = preflight.check(settings, members.processes)
-    arrays, manifest = resume.last_checkpoint(settings, data)
-    if manifest["step"] >= settings.total_steps(len(data.train)):
+    asked.grace_seconds = settings.grace_seconds
+    members = cluster.from_environment(
+        os.environ,
+        worker_hosts=settings.worker_hosts,
+        task_index=settings.task_index,
+        expected_workers=settings.expected_workers,
+        evaluates=True,
+    )
+    if members.evaluates:
+        data = preflight.check(settings, processes=1)
+        return evaluator.run(
+            settings.model_dir,
+            data_dir=settings.data_dir,
+            total_steps=settings.total_steps(len(data.train)),
+        )
+    token = membership.read_token(settings.run_token_file, os.environ)
+    try:
+        data = preflight.check(settings, members.processes)
+        found = resume.last_checkpoint(settings, data)
+    except ValueError as error:
+        peers.refuse(members.workers, members.rank, token=token, why=str(error))
+        raise
+    manifest = found[1]
+    done = manifest["step"] >= settings.total_steps(len(data.train))
+    if done and not manifest["owes_evaluation"]:
         print(f"already done: {settings.model_dir} is at step {manifest['step']}")
         return DONE
+    others = peers.meet(
+        members.workers,
+        members.rank,
+        token=token,
+        start_timeout=settings.start_timeout,
+        peer_timeout=settings.peer_timeout,
+    )
+    with others:
+        asked.tell(others.ask_to_stop)
+        others.stopped = asked.by
+        return _run(settings, members, data, found, asked, others)
+
+
+def _run(
+    settings: Config,
+    members: Cluster,
+    data: Dataset,
+    found: Found,
+    asked: Asked,
+    others: Peers,
+) -> int:
+    """The run, once all processes are here."""
+    description = provenance.describe(settings, data, members.processes)
+    said = facts.describe(settings, data, description)
+    if different := facts.differences(said, members.workers, others.gather):
+        raise ValueError(
+            "all processes of a run must have the same flags, data and versions, but "
+            f"{'; '.join(different)}: start all of them alike"
+        )
     if members.is_chief:
-        storage.trial_write(Path(settings.model_dir))
+        storage.trial_write(settings.model_dir)
+    arrays, manifest = resume.agreed(found, settings, data, others.gather)
 
     # From here on TensorFlow runs.
     start.tensorflow()
     from tf_goyal import build
 
-    description = provenance.describe(settings, data, members.processes)
+    coordination.configure(
+        members.processes,
+        start_timeout=settings.start_timeout,
+        peer_timeout=settings.peer_timeout,
+    )
     trainer = build.trainer(
         settings,
         members,
         data,
         metadata=description,
-        lost=lambda why: _leave(trainer, members, why, after=_OTHERS_SECONDS),
+        lost=lambda why: _leave(trainer, members, others, why, after=_OTHERS_SECONDS),
         broken_records=manifest["broken_records"],
+        asked=asked,
     )
+    others.lost = lambda why: _leave(trainer, members, others, why)
     trainer.log.write(
         "event", event="start", step=manifest["step"], notes=list(members.notes)
     )
@@ -56,24 +135,7 @@ def main(_: list[str]) -> int:
     if members.is_chief:
         provenance.write(settings.model_dir, description)
         print(_headline(settings, trainer, manifest["step"]), flush=True)
-    return _train(trainer, manifest, _alike(settings, description, manifest), members)
-
-
-def _alike(
-    settings: Config, description: dict[str, Any], manifest: dict[str, Any]
-) -> dict[str, str]:
-    """What must be the same in every process, by the name that a person knows it by.
-
-    The paths need not be; what is there must. Nor need what fits one machine and not
-    another.
-    """
-    own = {"model_dir", "data_dir", "cache", "input_threads", "prefetch"}
-    fields = json.loads(settings.to_json())
-    said = {f"--{name}": value for name, value in fields.items() if name not in own}
-    said |= {name.replace("_", " "): v for name, v in description["derived"].items()}
-    said |= {f"version of {name}": v for name, v in description["versions"].items()}
-    said["step of the checkpoint"] = manifest["step"]
-    return {name: json.dumps(value) for name, value in said.items()}
+    return _train(trainer, manifest, members, asked, others)
 
 
 def _headline(settings: Config, trainer: Any, first_step: int) -> str:
@@ -95,21 +157,19 @@ def _headline(settings: Config, trainer: Any, first_step: int) -> str:
 
 
 def _train(
-    trainer: Any, manifest: dict[str, Any], alike: dict[str, str], members: Cluster
+    trainer: Any,
+    manifest: dict[str, Any],
+    members: Cluster,
+    asked: Asked,
+    others: Peers,
 ) -> int:
-    """The run, from the checkpoint on, ended with all processes alike."""
+    """The steps, from the checkpoint on, ended with all processes alike."""
     import tensorflow as tf
 
     from tf_goyal.samples import InputError
 
     rank = f"rank {members.rank} of {members.processes}"
     try:
-        if different := trainer.differences(alike):
-            raise ValueError(
-                f"the processes of the run differ in {', '.join(different)}: start all "
-                "of them with the same flags, data, versions and --model_dir; here "
-                f"{', '.join(f'{name} is {alike[name]}' for name in different)}"
-            )
         trainer.log.write("event", event="all_reduce", **trainer.choose_all_reduce())
         try:
             code = trainer.train(manifest["step"], manifest["owes_evaluation"])
@@ -122,24 +182,34 @@ def _train(
         print(f"{rank}: {error}", file=sys.stderr, flush=True)
         trainer.log.write("event", event="input_failed", why=str(error))
         trainer.log.close()
+        others.tell_lost(f"its input failed: {error}")
         os._exit(INPUT_FAILED)
     except tf.errors.OpError as error:
         if members.processes == 1 or not _peer_lost(error):
             raise
-        _leave(trainer, members, _reason(error))
+        if asked.to_stop:  # and so were the others, and some have left
+            os._exit(ASKED_TO_STOP)
+        others.wait_for_loss(_NAMING_SECONDS)
+        _leave(trainer, members, others, _reason(error))
     print(f"{rank}: exit code {code}, weights_sha256 {sha256}", flush=True)
     trainer.log.close()
     return code
 
 
-def _leave(trainer: Any, members: Cluster, why: str, after: float = 0.0) -> NoReturn:
+def _leave(
+    trainer: Any, members: Cluster, others: Peers, why: str, after: float = 0.0
+) -> NoReturn:
     """Ends this process because a peer is lost, `after` some seconds."""
-    rank = f"rank {members.rank} of {members.processes}"
-    print(f"{rank}: a peer was lost: {why}", file=sys.stderr, flush=True)
-    trainer.log.write("event", event="peer_lost", why=why)
-    trainer.log.close()
-    time.sleep(after)
-    os._exit(PEER_LOST)  # a lost peer's collectives would hold the exit up
+    with _leaving:
+        rank = f"rank {members.rank} of {members.processes}"
+        print(f"{rank}: a peer was lost: {why}", file=sys.stderr, flush=True)
+        trainer.log.write("event", event="peer_lost", why=why)
+        trainer.log.close()
+        if trainer.writer:
+            trainer.writer.wait(_SAVING_SECONDS)
+        time.sleep(after)
+        others.tell_lost(why)
+        os._exit(PEER_LOST)  # a lost peer's collectives would hold the exit up
 
 
 def _reason(error: Any) -> str:
