@@ -1,11 +1,14 @@
 """The command `evaluate`: what it prints is what training logged, to the bit."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_goyal import checkpoint, datasets, evaluate, run_log
+from tf_goyal import checkpoint, datasets, evaluate, evaluator, flags, run_log, trained
+from tf_goyal.config import Config
 from tf_goyal.launch import free_ports
 
 NEVER = 'raise SystemExit("TensorFlow started")\n'
@@ -51,7 +54,7 @@ def test_two_processes_evaluate_an_older_checkpoint_together(trained_run, python
 
 def test_readable_line(trained_run):
     result = logged(trained_run, 14)
-    line = evaluate._line(result)
+    line = evaluator.describe(result)
     assert line.startswith("step 14  epoch 1.19")
     assert f"top-1 error {result['top1_error']:.2f} %" in line
     assert f"({result['images']} images)" in line
@@ -95,6 +98,45 @@ def test_refusals(command, refused, trained_run, tmp_path):
     text = refused(command, run, f"--data_dir={missing}")
     assert "--data_dir" in text and str(missing) in text
     assert "flags only" in refused(command, run, "again")
+
+
+def test_an_evaluator_refuses_what_it_cannot_follow(refused, trained_run, tmp_path):
+    """--follow takes every checkpoint, as they come, and the training's classes."""
+    run = f"--model_dir={trained_run}"
+    assert "--step=12" in refused("evaluate", run, "--follow", "--step=12")
+    assert "--poll_seconds" in refused("evaluate", run, "--follow", "--poll_seconds=0")
+    missing = tmp_path / "nothing"
+    text = refused("evaluate", run, "--follow", f"--data_dir={missing}")
+    assert "--data_dir" in text and str(missing) in text
+    assert not (trained_run / "evaluator").exists()
+
+
+def test_all_must_have_the_same_checkpoint():
+    """Of a run's folder that not all see alike: both are named."""
+    arrays = {"model/w": np.zeros(1), "optimizer/v": np.ones(1)}
+    found = trained.TrainedModel(Config(), 12, arrays, {})
+    sha256 = checkpoint.weights_sha256({"model/w": np.zeros(1)})
+    for other in ([12, "5f"], [14, sha256]):
+        peers = SimpleNamespace(gather=lambda said, other=other: [said, said, other])
+        with pytest.raises(ValueError) as caught:
+            evaluate._compare(found, peers)
+        assert f"rank 0 has step 12, sha256 {sha256}" in str(caught.value)
+        assert f"rank 2 step {other[0]}, sha256 {other[1]}" in str(caught.value)
+    evaluate._compare(found, SimpleNamespace(gather=lambda said: [said, said]))
+
+
+def test_several_processes_do_not_follow(monkeypatch):
+    """Each would evaluate every checkpoint, and write the same log."""
+    workers = {"cluster": {"worker": ["a:1", "b:1"]}}
+    task = {"task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(workers | task))
+    flags.parse(
+        ["evaluate", "--model_dir=a", "--follow"],
+        define=evaluate.define,
+        with_config=False,
+    )
+    with pytest.raises(ValueError, match="--follow .* 2 processes"):
+        evaluate.main([])
 
 
 def test_missing_data_is_refused(refused, trained_run, tmp_path):

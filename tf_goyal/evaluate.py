@@ -1,13 +1,18 @@
-"""python -m tf_goyal.evaluate: exact evaluation of a checkpoint.
+"""python -m tf_goyal.evaluate: exact evaluation of checkpoints.
 
     python -m tf_goyal.evaluate --model_dir=RUN
+    python -m tf_goyal.evaluate --model_dir=RUN --follow
 
 The recipe is the one that the checkpoint was written with; nothing is repeated here.
 On the machine that trained, the result is the one that the run logged at that step, to
-the bit. Where TF_CONFIG describes several processes, they evaluate together.
+the bit. Where TF_CONFIG or Slurm describes several processes, they evaluate together;
+TF_GOYAL_RUN_TOKEN is the secret by which they know each other.
+
+With --follow this is an evaluator: it evaluates each checkpoint of a run that goes on,
+and leaves when training has ended. It may be started before there is a run. What it
+finds is also in RUN/evaluator/log.jsonl.
 """
 
-import dataclasses
 import json
 import os
 import sys
@@ -15,13 +20,26 @@ from typing import Any
 
 from absl import flags as absl_flags
 
-from tf_goyal import checkpoint, cluster, flags, preflight, start, trained
+from tf_goyal import (
+    asked,
+    checkpoint,
+    cluster,
+    coordination,
+    evaluator,
+    flags,
+    membership,
+    peers,
+    start,
+    trained,
+)
 from tf_goyal.cluster import Cluster
 from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
+from tf_goyal.peers import PEER_LOST, Peers
 from tf_goyal.trained import TrainedModel
 
-INPUT_FAILED, PEER_LOST = 3, 138  # exit codes
+INPUT_FAILED = 3  # exit code
+_NAMING_SECONDS = 5.0  # for the heartbeats to find who is lost
 
 
 def define(values: absl_flags.FlagValues) -> None:
@@ -33,100 +51,106 @@ def define(values: absl_flags.FlagValues) -> None:
         "Print one JSON object, with the names of log.jsonl, in place of the line.",
         flag_values=values,
     )
+    absl_flags.DEFINE_bool(
+        "follow",
+        False,
+        "Evaluate each checkpoint as it comes, until training has ended.",
+        flag_values=values,
+    )
+    absl_flags.DEFINE_float(
+        "poll_seconds",
+        evaluator.POLL_SECONDS,
+        "Seconds between two looks for a checkpoint, with --follow.",
+        lower_bound=0.1,
+        upper_bound=3600.0,
+        flag_values=values,
+    )
 
 
 def main(_: list[str]) -> int:
     """Evaluates and prints. Returns the exit code.
 
     Raises:
-      ValueError: checkpoint, data or cluster are refused.
+      ValueError: flags, checkpoint, data or cluster are refused.
     """
-    found = trained.load(flags.FLAGS.model_dir, flags.FLAGS.step)
     members = cluster.from_environment(os.environ, evaluates=True)
-    # The devices of the evaluation need not be as many as those of the training.
-    settings = dataclasses.replace(found.settings, devices=0, allreduce="auto")
-    if flags.FLAGS.data_dir is not None:
-        settings = dataclasses.replace(settings, data_dir=flags.FLAGS.data_dir)
-    data = preflight.check(settings, processes=1)
-    trained.check_labels(found, data)
+    shown = json.dumps if flags.FLAGS.json else evaluator.describe
+    if flags.FLAGS.follow:
+        if flags.FLAGS.step is not None or members.processes > 1:
+            raise ValueError(
+                "--follow takes every checkpoint and works in one process: leave out "
+                f"--step and TF_CONFIG, got --step={flags.FLAGS.step} and "
+                f"{members.processes} processes"
+            )
+        asked.Asked()  # SIGTERM: there is nothing to save
+        return evaluator.run(
+            flags.FLAGS.model_dir,
+            flags.FLAGS.data_dir,
+            poll_seconds=flags.FLAGS.poll_seconds,
+            shown=shown,
+        )
+    found = trained.load(flags.FLAGS.model_dir, flags.FLAGS.step)
+    settings, data = evaluator.prepare(found, flags.FLAGS.data_dir)
+    with peers.meet(
+        members.workers,
+        members.rank,
+        token=membership.read_token("", os.environ),
+        start_timeout=settings.start_timeout,
+        peer_timeout=settings.peer_timeout,
+    ) as others:
+        _compare(found, others)
+        result = _evaluate(found, settings, members, data, others)
+    if members.is_chief:
+        print(shown(result), flush=True)
+    return 0
 
+
+def _compare(found: TrainedModel, others: Peers) -> None:
+    """Raises ValueError where not all processes have the same checkpoint."""
+    model = {n: a for n, a in found.arrays.items() if n.startswith("model/")}
+    said = others.gather([found.step, checkpoint.weights_sha256(model)])
+    for rank, (step, sha256) in enumerate(said):
+        if [step, sha256] != said[0]:
+            raise ValueError(
+                f"all processes must evaluate the same checkpoint, but rank 0 has step "
+                f"{said[0][0]}, sha256 {said[0][1]}, and rank {rank} step {step}, "
+                f"sha256 {sha256}: give --step, and the same --model_dir"
+            )
+
+
+def _evaluate(
+    found: TrainedModel,
+    settings: Config,
+    members: Cluster,
+    data: Dataset,
+    others: Peers,
+) -> dict[str, Any]:
+    """Evaluates together with the others; ends the process if one of them is lost."""
     # From here on TensorFlow runs.
     start.tensorflow()
     import tensorflow as tf
 
+    from tf_goyal.checkpoint_evaluation import CheckpointEvaluation
     from tf_goyal.samples import InputError
 
+    coordination.configure(
+        members.processes,
+        start_timeout=settings.start_timeout,
+        peer_timeout=settings.peer_timeout,
+    )
     try:
-        result = evaluate(found, settings, members, data)
+        return CheckpointEvaluation(settings, members, data)(found)
     except InputError as error:
         print(f"evaluate: {error}", file=sys.stderr, flush=True)
-        os._exit(INPUT_FAILED)  # the others are told by TensorFlow
+        others.tell_lost(f"its input failed: {error}")
+        os._exit(INPUT_FAILED)
     except tf.errors.OpError as error:
         if members.processes == 1:
             raise
+        others.wait_for_loss(_NAMING_SECONDS)
         print(f"evaluate: a peer was lost: {error.message}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(PEER_LOST)  # a lost peer's collectives would hold the exit up
-    if members.is_chief:
-        print(json.dumps(result) if flags.FLAGS.json else _line(result), flush=True)
-    return 0
-
-
-def evaluate(
-    found: TrainedModel, settings: Config, members: Cluster, data: Dataset
-) -> dict[str, Any]:
-    """Evaluates on all devices of the cluster; called by every process of it.
-
-    Returns:
-      The fields of the log's "eval" line.
-
-    Raises:
-      ValueError: the processes have different checkpoints.
-    """
-    from tf_goyal import agreement, build, input_pipeline, step
-    from tf_goyal.placement import Placement
-
-    build.prepare_tensorflow(settings)
-    strategy = cluster.strategy(
-        members, allreduce=settings.allreduce, devices=settings.devices
-    )
-    # Evaluation hands out batches; a virtual worker per device is a placeholder.
-    placement = Placement(strategy, members.rank, strategy.num_replicas_in_sync)
-    with strategy.scope():
-        model = build.model(settings, data.num_classes)
-    checkpoint.assign("model", model.variables, found.arrays)
-    sha256 = checkpoint.weights_sha256(checkpoint.arrays_of("model", model.variables))
-
-    device_sum = step.device_sum(strategy, placement)
-    if agreement.differences({"checkpoint": sha256}, device_sum, placement):
-        raise ValueError(
-            "all processes must evaluate the same checkpoint; rank "
-            f"{members.rank} has step {found.step}, sha256 {sha256}: give --step"
-        )
-    evaluation, left_out = build.evaluator(
-        settings, data, model, strategy, placement, device_sum
-    )()
-    for record in left_out:
-        labels = build.labels(settings, data)
-        why = input_pipeline.fault(data.validation, record, settings.dct, labels)
-        print(
-            f"evaluate: {data.validation.where(record)} is not counted: {why}",
-            file=sys.stderr,
-        )
-    return {
-        "step": found.step,
-        "epoch": found.epoch,
-        **evaluation._asdict(),
-        "weights_sha256": sha256,
-    }
-
-
-def _line(result: dict[str, Any]) -> str:
-    return (
-        "step {step}  epoch {epoch:.2f}  top-1 error {top1_error:.2f} %  "
-        "top-5 error {top5_error:.2f} %  loss {loss:.4f}  ({images} images)  "
-        "weights_sha256 {weights_sha256}"
-    ).format(**result)
 
 
 if __name__ == "__main__":

@@ -3,26 +3,35 @@
     python -m tf_goyal.launch --processes=2 -- --recipe=digits --model_dir=...
 
 Everything behind `--` goes to `tf_goyal.train`. Rank 0 writes to this terminal, the
-others to `logs/rank-I.log` in the run's folder.
+others to `logs/rank-I.log` in the run's folder, if that is on a disk.
+
+A run goes on from its last checkpoint with as many processes as there are: --elastic
+starts again without those that were lost.
 """
 
 import contextlib
 import ctypes
 import json
+import math
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from absl import flags as absl_flags
 
-from tf_goyal import flags, preflight, resume, storage
+from tf_goyal import files, flags, preflight, resume, storage
+from tf_goyal.config import Config
 
 START_AGAIN = 128  # exit codes from here on ask for a restart
-GRACE_SECONDS = 60.0
+PEER_LOST, ASKED_TO_STOP = 138, 143  # of processes that could go on
+MARGIN_SECONDS = 15.0  # beyond what the processes take by their flags
 
 
 def define(values: absl_flags.FlagValues) -> None:
@@ -42,28 +51,88 @@ def define(values: absl_flags.FlagValues) -> None:
         lower_bound=0,
         flag_values=values,
     )
+    absl_flags.DEFINE_bool(
+        "elastic",
+        False,
+        "Start again without the processes that were lost, but with one at least.",
+        flag_values=values,
+    )
 
 
 def main(arguments: list[str]) -> int:
     """Starts the processes until they are done. Returns the run's exit code."""
     processes, restarts = flags.FLAGS.processes, flags.FLAGS.restarts
+    elastic = flags.FLAGS.elastic
     # Refused here, once, and not by each process.
     if rest := flags.parse(["train", *arguments]):
         raise ValueError(
             f"train takes flags only, written --name=value, got {rest[0]!r}"
         )
     settings = flags.config_from_flags()
-    model_dir = Path(settings.model_dir)
+    _refuse(settings, restarts, elastic)
     data = preflight.check(settings, processes)
     resume.last_checkpoint(settings, data)
-    storage.trial_write(model_dir)
+    storage.trial_write(settings.model_dir)
+    logs = _log_folder(settings.model_dir)
+    grace = settings.grace_seconds or math.inf
+    patience = MARGIN_SECONDS + max(grace, settings.peer_timeout)
     stop = _StopRequest()
     while True:
-        code = run_once(processes, arguments, model_dir, stop)
-        if code < START_AGAIN or restarts == 0 or stop.signal:
-            return code
+        ending = run_once(processes, arguments, logs, stop, patience)
+        if ending.code < START_AGAIN or restarts == 0 or stop.signal:
+            return ending.code
+        left = max(1, processes - ending.lost) if elastic else processes
         restarts -= 1
-        print(f"launch: exit code {code}: starting again", file=sys.stderr)
+        print(
+            f"launch: exit code {ending.code}: starting again with {left} of "
+            f"{processes} processes, restarts left: {restarts}",
+            file=sys.stderr,
+            flush=True,
+        )
+        processes = left
+
+
+class Ending(NamedTuple):
+    """How the processes of a run ended.
+
+    Attributes:
+        code: the run's exit code.
+        lost: how many ended by a fault of their own: a signal, or an exit code from
+            128 on other than 138 and 143.
+    """
+
+    code: int
+    lost: int
+
+
+def _refuse(settings: Config, restarts: int, elastic: bool) -> None:
+    """Raises ValueError where flags contradict what launch does."""
+    if elastic and not restarts:
+        raise ValueError(
+            "--elastic is how to start again after a loss, so it needs --restarts of "
+            "at least 1, got --restarts=0"
+        )
+    if settings.worker_hosts or settings.task_index != -1:
+        raise ValueError(
+            "launch makes the cluster itself, but got "
+            f"--worker_hosts={settings.worker_hosts} and "
+            f"--task_index={settings.task_index}: leave them out"
+        )
+    if elastic and settings.expected_workers:
+        raise ValueError(
+            "--elastic may go on with fewer processes, but "
+            f"--expected_workers={settings.expected_workers} asks for that many: "
+            "leave one of them out"
+        )
+
+
+def _log_folder(model_dir: str) -> Path:
+    """Where the processes beyond the first write; in a store they could not append."""
+    if files.is_local(files.path(model_dir)):
+        return Path(model_dir) / "logs"
+    logs = Path(tempfile.mkdtemp(prefix="tf_goyal-logs-"))
+    print(f"launch: logs of the other processes: {logs}", flush=True)
+    return logs
 
 
 class _StopRequest:
@@ -91,52 +160,89 @@ def free_ports(count: int) -> list[int]:
 
 
 def run_once(
-    processes: int, arguments: list[str], model_dir: Path, stop: _StopRequest
-) -> int:
+    processes: int,
+    arguments: list[str],
+    logs: Path,
+    stop: _StopRequest,
+    patience: float,
+) -> Ending:
     """Starts all processes, waits for them, and ends those that are left over.
 
+    Args:
+        processes: how many.
+        arguments: of each.
+        logs: folder for the output of all but the first.
+        stop: whether launch was asked to stop.
+        patience: seconds that they have to end, when one failed or all must stop.
+
     Returns:
-      0, or the first exit code that does not ask for a restart, or else that of the
-      process that ended first; 128 + the signal's number where a signal ended it.
+        With the code 0, or the first that does not ask for a restart, or else that of
+        the process that ended first; 128 + the signal's number where a signal ended it.
     """
     workers = [f"127.0.0.1:{port}" for port in free_ports(processes)]
-    children = [_start(r, workers, model_dir, arguments) for r in range(processes)]
-    first_failure, deadline, asked = 0, None, False
+    # A token of this start alone: what is left of an earlier one is a stranger.
+    environment = {**os.environ, "TF_GOYAL_RUN_TOKEN": secrets.token_hex(32)}
+    children = []
+    for rank in range(processes):
+        task = {"type": "worker", "index": rank}
+        description = {"cluster": {"worker": workers}, "task": task}
+        environment["TF_CONFIG"] = json.dumps(description)
+        children.append(_start(rank, environment, logs, arguments))
+    first_failure, deadline, asked, ended_here = 0, None, False, set()
     while any(child.poll() is None for child in children):
         time.sleep(0.05)
         failures = [child.poll() for child in children if child.poll()]
         first_failure = first_failure or (failures[0] if failures else 0)
         if deadline is None and (first_failure or stop.signal):
-            deadline = time.monotonic() + GRACE_SECONDS
+            deadline = time.monotonic() + patience
         for child in children:
             if stop.signal and not asked:
                 child.send_signal(stop.signal)
-            if deadline and time.monotonic() > deadline:
+            if deadline and time.monotonic() > deadline and child.poll() is None:
+                ended_here.add(child)
                 child.kill()
         asked = asked or stop.signal is not None
+    return _ending(children, first_failure, ended_here)
+
+
+def _ending(
+    children: list[subprocess.Popen], first_failure: int, ended_here: set
+) -> Ending:
+    """What processes that all have ended make of their run.
+
+    Args:
+        children: the processes.
+        first_failure: return code of the one that failed first; 0: none did.
+        ended_here: those that launch ended itself, since they hung.
+    """
     failures = [first_failure, *(child.returncode for child in children)]
-    codes = [128 - code if code < 0 else code for code in failures if code]
+    codes = [_exit_code(failure) for failure in failures if failure]
     # The cause comes before its consequence: peers of one that refused leave with 138.
-    return next(
+    code = next(
         (code for code in codes if code < START_AGAIN), codes[0] if codes else 0
     )
+    by_themselves = [_exit_code(c.returncode) for c in children if c not in ended_here]
+    lost = [
+        code
+        for code in by_themselves
+        if code >= START_AGAIN and code not in (PEER_LOST, ASKED_TO_STOP)
+    ]
+    return Ending(code, len(lost))
+
+
+def _exit_code(returncode: int) -> int:
+    """Popen's return code, as a shell gives it: 137 where SIGKILL ended a process."""
+    return 128 - returncode if returncode < 0 else returncode
 
 
 def _start(
-    rank: int, workers: list[str], model_dir: Path, arguments: list[str]
+    rank: int, environment: dict[str, str], logs: Path, arguments: list[str]
 ) -> subprocess.Popen:
     """One process of the run; its output goes here, or to a file for rank > 0."""
-    environment = dict(os.environ)
-    environment.pop("TF_CONFIG", None)
-    if len(workers) > 1:
-        task = {"type": "worker", "index": rank}
-        description = {"cluster": {"worker": workers}, "task": task}
-        environment["TF_CONFIG"] = json.dumps(description)
     command = [sys.executable, "-m", "tf_goyal.train", *arguments]
     with contextlib.ExitStack() as stack:
         output = None
         if rank > 0:
-            logs = model_dir / "logs"
             logs.mkdir(parents=True, exist_ok=True)
             output = stack.enter_context((logs / f"rank-{rank}.log").open("ab"))
         return subprocess.Popen(

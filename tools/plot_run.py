@@ -7,7 +7,7 @@ from pathlib import Path
 
 from absl import flags as absl_flags
 
-from tf_goyal import flags, run_log
+from tf_goyal import evaluator, files, flags, run_log
 
 
 def define(values: absl_flags.FlagValues) -> None:
@@ -20,11 +20,12 @@ def define(values: absl_flags.FlagValues) -> None:
     )
 
 
-def draw(lines: list[dict], output: Path) -> None:
+def draw(lines: list[dict], followed: list[dict], output: Path) -> None:
     """Writes the PNG.
 
     Args:
       lines: as of `run_log.read`.
+      followed: as of `evaluator.lines`.
       output: the file.
 
     Raises:
@@ -50,16 +51,19 @@ def draw(lines: list[dict], output: Path) -> None:
         linewidth=1,
         label="training, one step",
     )
-    if evaluated:
-        final = evaluated[-1]["top1_error"]
-        errors.plot(
-            [line["epoch"] for line in evaluated],
-            [line["top1_error"] for line in evaluated],
-            color="tab:red",
-            marker="o",
-            markersize=3,
-            label=f"validation, last {final:.2f} %",
-        )
+    for name, evaluations, colour, marker in (
+        ("validation", evaluated, "tab:red", "o"),
+        ("evaluator", followed, "tab:green", "x"),
+    ):
+        if evaluations:
+            errors.plot(
+                [line["epoch"] for line in evaluations],
+                [line["top1_error"] for line in evaluations],
+                color=colour,
+                marker=marker,
+                markersize=3,
+                label=f"{name}, last {evaluations[-1]['top1_error']:.2f} %",
+            )
     errors.set_ylabel("top-1 error (%)")
     errors.set_ylim(0, 100)
     errors.legend(frameon=False)
@@ -81,13 +85,14 @@ def draw(lines: list[dict], output: Path) -> None:
 
 def main(_: list[str]) -> int:
     """Reads the log and draws. Returns the exit code."""
-    model_dir = Path(flags.FLAGS.model_dir)
-    output = Path(flags.FLAGS.output or model_dir / "curves.png")
+    model_dir = files.path(flags.FLAGS.model_dir)
+    default = model_dir / "curves.png" if files.is_local(model_dir) else "curves.png"
+    output = Path(flags.FLAGS.output or default)
     try:
         lines = run_log.read(str(model_dir))
     except FileNotFoundError as error:
         raise ValueError(f"--model_dir must be a run's folder: {error}") from error
-    draw(lines, output)
+    draw(lines, evaluator.lines(str(model_dir)), output)
     print(output)
     return 0
 

@@ -4,11 +4,10 @@ python tools/summarize_run.py --model_dir=RUN
 """
 
 import json
-from pathlib import Path
 
 from absl import flags as absl_flags
 
-from tf_goyal import flags, run_log
+from tf_goyal import evaluator, files, flags, run_log
 
 
 def define(values: absl_flags.FlagValues) -> None:
@@ -18,7 +17,7 @@ def define(values: absl_flags.FlagValues) -> None:
     )
 
 
-def rows(model_dir: Path) -> list[tuple[str, str]]:
+def rows(model_dir: files.AnyPath) -> list[tuple[str, str]]:
     """What the summary says: names and texts.
 
     Raises:
@@ -30,10 +29,12 @@ def rows(model_dir: Path) -> list[tuple[str, str]]:
     except FileNotFoundError as error:
         raise ValueError(f"--model_dir must be a run's folder: {error}") from error
     train = [line for line in lines if line["kind"] == "train"]
-    evaluated = [line for line in lines if line["kind"] == "eval"]
+    followed = evaluator.lines(str(model_dir))
+    # With --eval_every=0 only the evaluator has evaluated.
+    evaluated = [line for line in lines if line["kind"] == "eval"] or followed
     if not train or not evaluated:
         raise ValueError(f"{model_dir} holds no evaluation yet")
-    reported = run_log.reported_error(lines)
+    reported = run_log.reported_error(evaluated)
     speeds = sorted(line["images_per_second"] for line in train)
     found = [
         (
@@ -51,6 +52,14 @@ def rows(model_dir: Path) -> list[tuple[str, str]]:
         ("speed", f"{speeds[len(speeds) // 2]:,.0f} images/s"),
         ("weights", f"sha256 {evaluated[-1]['weights_sha256'][:16]}…"),
     ]
+    if followed:
+        found.append(
+            (
+                "evaluator",
+                f"{len(followed)} checkpoints, the last of step "
+                f"{followed[-1]['step']:,}: {followed[-1]['top1_error']:.2f} %",
+            )
+        )
     for name, file in (
         ("log", "log.jsonl"),
         ("curves", "curves.png"),
@@ -63,7 +72,7 @@ def rows(model_dir: Path) -> list[tuple[str, str]]:
 
 def main(_: list[str]) -> int:
     """Prints the summary. Returns the exit code."""
-    found = rows(Path(flags.FLAGS.model_dir))
+    found = rows(files.path(flags.FLAGS.model_dir))
     width = max(len(name) for name, _ in found)
     for name, text in found:
         print(f"{name:{width}}  {text}")
