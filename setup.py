@@ -43,13 +43,16 @@ setup(
     ],
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
+        "k8s": ["pyyaml"],
         "plot": ["matplotlib"],
         "prepare": ["pillow", "scipy"],
         "test": [
+            "kubernetes>=37",
             "matplotlib",
             "pillow",
             "psutil",
             "pytest",
+            "pyyaml",
             "ruff",
             "scikit-learn",
             "scipy",
