@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_goyal import checkpoint, cluster, reduction_plan, step
+from tf_goyal import checkpoint, cluster, not_finite, reduction_plan, step
 from tf_goyal.allreduce import AllReduce
 from tf_goyal.batch_norm import BatchNormalization
 from tf_goyal.placement import Placement
@@ -104,6 +104,9 @@ def train(
         labels = random.integers(0, 5, [k, n]).astype(np.int32)
         if settings["bright"]:  # the last virtual worker sees bright images only
             images[-1] = images[-1] // 8 + 223
+        if settings["nan_on"] == rank and number == settings["steps"] - 1:
+            kernel = model.trainable_variables[0]
+            kernel.assign(np.full(kernel.shape, np.nan))
         result = train_step(
             placement.split_workers(tf.constant(images[here])),
             placement.split_workers(tf.constant(labels[here])),
@@ -114,6 +117,15 @@ def train(
         replaced.append(float(result.replaced))
     arrays = checkpoint.arrays_of("model", model.variables)
     signals = {"stops": stops, "replaced": replaced}
+    signals["evidence"] = np.stack(result.evidence)
+    if settings["nan_on"] is not None:
+        found = not_finite.report(
+            [evidence.numpy() for evidence in result.evidence],
+            [variable.path for variable in model.trainable_variables],
+            step.device_sum(strategy, placement),
+            placement,
+        )
+        signals["found"] = json.dumps(found)
     return {"losses": losses, **signals, **arrays}
 
 

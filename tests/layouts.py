@@ -22,6 +22,7 @@ DEFAULTS = {
     "weight_decay": 1e-4,
     "steps": 5,
     "bright": False,
+    "nan_on": None,  # the rank whose first kernel is NaN in the last step
 }
 
 

@@ -15,6 +15,7 @@ def cadence(**settings):
         "train_images": IMAGENET,
         "eval_every": 1.0,
         "checkpoint_every": 5.0,
+        "keep_every": 0.0,
         "log_every": 10,
     }
     return Cadence(**{**defaults, **settings})
@@ -65,3 +66,25 @@ def test_images_end_with_the_run():
 )
 def test_log_lines(steps, logs):
     assert cadence().logs(steps) is logs
+
+
+def test_never_evaluates():
+    """--eval_every=0: an evaluator does it, at the end too."""
+    never = cadence(eval_every=0.0)
+    assert not any(never.evaluates(s) for s in (157, 313, 14076))
+
+
+@pytest.mark.parametrize(
+    ("steps", "keeps"),
+    # 10 epochs are complete with step 1564 (1563.9); 90 with the last.
+    [(782, False), (1563, False), (1564, True), (1565, False), (14076, True)],
+)
+def test_checkpoints_that_are_kept_for_good(steps, keeps):
+    assert cadence(keep_every=10.0).keeps(steps) is keeps
+    assert not cadence().keeps(steps)
+
+
+def test_the_end_of_a_run_is_kept_only_where_its_epochs_are():
+    """A longer run must keep the same ones."""
+    short = cadence(keep_every=10.0, total_steps=1600)
+    assert short.saves(1600) and not short.keeps(1600)

@@ -126,6 +126,7 @@ def test_recipe_fields():
     fields = set(paper().recipe_fields)
     assert {"global_batch", "worker_batch", "base_lr", "seed", "model"} <= fields
     assert not {"model_dir", "data_dir", "epochs", "steps", "devices"} & fields
+    assert not {"worker_hosts", "task_index", "expected_workers"} & fields
     assert "intra_op_threads" not in fields
     assert "intra_op_threads" in paper(reduction="exact").recipe_fields
 
@@ -182,6 +183,8 @@ def test_every_model_is_accepted(model):
         ({"max_bad_records": -1}, ["--max_bad_records", "at least 0", "-1"]),
         ({"input_threads": -1}, ["--input_threads", "at least 0", "-1"]),
         ({"prefetch": -1}, ["--prefetch", "at least 0", "-1"]),
+        ({"task_index": -2}, ["--task_index", "at least -1", "-2"]),
+        ({"expected_workers": -1}, ["--expected_workers", "at least 0", "-1"]),
         ({"padding": "valid"}, ["--padding", "symmetric, same", "valid"]),
         ({"lr_scaling": "cubic"}, ["--lr_scaling", "cubic"]),
         ({"warmup": "cosine"}, ["--warmup ", "cosine"]),
@@ -220,6 +223,7 @@ def test_every_model_is_accepted(model):
         ({"intra_op_threads": -1}, ["--intra_op_threads", "-1"]),
         ({"checkpoint_every": 0.0}, ["--checkpoint_every", "0.0"]),
         ({"eval_every": -1.0}, ["--eval_every", "-1.0"]),
+        ({"grace_seconds": -1.0}, ["--grace_seconds", "-1.0"]),
         ({"eval_every": math.nan}, ["--eval_every", "nan"]),
         ({"keep_checkpoints": 0}, ["--keep_checkpoints", "0"]),
         ({"log_every": 0}, ["--log_every", "0"]),

@@ -44,6 +44,16 @@ def refusal(module, arguments: list[str], capsys) -> str:
             ),
             "5 devices",
         ),
+        (
+            [*FOUR, "--model_dir=m", "--worker_hosts=h:[1-5]", "--task_index=0"],
+            "",
+            "5 devices",
+        ),
+        (
+            [*FOUR, "--model_dir=m", "--expected_workers=2"],
+            "",
+            "--expected_workers=2",
+        ),
     ],
 )
 def test_refuses_as_train_does(

@@ -43,12 +43,12 @@ def as_logits():
     return keras.Model(images, keras.ops.cast(images[:, 0, :, 0], "float32"))
 
 
-def evaluate(logits, labels, valid, batch, broken=None):
+def evaluate(logits, labels, valid, batch, broken=None, leave_off=lambda: False):
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     placement = Placement(strategy, 0, 1)
     images = np.repeat(logits[:, None, :, None], 3, 3).astype(np.uint8)
     broken = np.full(len(labels), -1) if broken is None else broken
-    result, left_out = evaluation.evaluate(
+    evaluated = evaluation.evaluate(
         step.eval_step(as_logits(), strategy),
         step.device_sum(strategy, placement),
         [
@@ -66,7 +66,11 @@ def evaluate(logits, labels, valid, batch, broken=None):
             for i in range(0, len(labels), batch)
         ],
         placement,
+        leave_off,
     )
+    if evaluated is None:
+        return None
+    result, left_out = evaluated
     assert left_out == broken[broken >= 0].tolist()
     return result
 
@@ -113,3 +117,12 @@ def test_the_split_into_batches_does_not_show():
     labels = random.integers(0, 6, 24).astype(np.int32)
     results = [evaluate(logits, labels, np.ones(24, bool), b) for b in (3, 8, 24)]
     assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize(("batches", "whole"), [(0, False), (1, False), (2, True)])
+def test_an_evaluation_can_be_left_off(batches, whole):
+    """F2, SIGTERM during evaluation: after 0 or 1 of 2 batches; after 2 it is done."""
+    done = iter([False] * batches + [True] * 9)
+    arguments = np.zeros([4, 6]), np.zeros(4, np.int32), np.ones(4, bool), 2
+    result = evaluate(*arguments, leave_off=lambda: next(done))
+    assert (result is not None) == whole

@@ -110,6 +110,7 @@ def test_reading_ends_when_both_are_found():
         (varint(1 << 3) + varint(2**40), "no tf.train.Example"),
         (b"\xff\xd8\xff\xe0 a JPEG", "no tf.train.Example"),
     ],
+    ids=lambda value: "" if isinstance(value, bytes) else value,  # without an order
 )
 def test_refusals(example, said):
     with pytest.raises(ValueError, match=said):

@@ -1,5 +1,7 @@
 """The one idea: what comes out does not depend on the hardware's layout."""
 
+import json
+
 import layouts
 import numpy as np
 import pytest
@@ -21,6 +23,8 @@ RUNS = {
     "twenty": TWENTY,
     "twenty_exact": {**TWENTY, "exact": True},
     "everything": EVERYTHING,
+    "nan": {"nan_on": 1, "steps": 2},
+    "nan_exact": {"nan_on": 1, "steps": 2, "exact": True},
 }
 # C4: 20 steps with each algorithm; two hosts of two processes where there are four.
 ALGORITHMS = {
@@ -57,7 +61,7 @@ PLANS = {  # (processes, devices): runs
     (1, 3): ["exact", "everything"],
     (1, 4): ["plain", "plain_decayed"],
     (2, 1): [
-        *["exact", *BUCKETS, "bright", "twenty"],
+        *["exact", *BUCKETS, "bright", "twenty", "nan", "nan_exact"],
         *[name for name in RUNS if name.startswith(("twenty_", "bfloat", "float16"))],
     ],
     (3, 1): ["exact", "exact_halving_doubling_3", "exact_hierarchical_3"],
@@ -177,3 +181,23 @@ def test_a_wish_to_stop_reaches_every_process_at_the_same_step(trained):
     """Rank 1 wishes at step 2; it travels in that step's all-reduce."""
     for result in trained("exact", processes=2):
         assert result["stops"].tolist() == [0, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["nan", "nan_exact"])
+def test_a_nan_on_one_worker_is_known_to_all_and_blamed_on_it(trained, name):
+    """F4: all see a loss that is not finite in the same step, and whose it is."""
+    results = trained(name, processes=2)
+    for result in results:
+        assert np.isfinite(result["losses"]).tolist() == [True, False]
+        found = json.loads(str(result["found"]))
+        assert found["ranks"] == [1]
+        assert "nan" in found["gradient_norms"].values() or name == "nan_exact"
+        assert "conv0/kernel" in found["gradient_norms"]
+    # Rank 0's own part is in order.
+    assert np.isfinite(results[0]["evidence"]).all()
+    assert results[0]["evidence"].all()
+    assert not np.isfinite(results[1]["evidence"]).all()
+
+
+def test_a_finite_loss_costs_no_look_at_the_gradients(trained):
+    assert not trained("exact", processes=2)[0]["evidence"].any()

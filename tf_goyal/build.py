@@ -1,6 +1,6 @@
 """Config to objects: the only factory."""
 
-import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,9 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_goyal import cluster as clusters
-from tf_goyal import evaluation, image_order, input_pipeline, resnet, step
+from tf_goyal import evaluation, files, image_order, input_pipeline, resnet, step
+from tf_goyal.asked import Asked
 from tf_goyal.broken_records import BrokenRecords
 from tf_goyal.cadence import Cadence
+from tf_goyal.checkpoint_writer import CheckpointWriter
 from tf_goyal.cluster import Cluster
 from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
@@ -88,6 +90,7 @@ def cadence(config: Config, train_images: int) -> Cadence:
         train_images=train_images,
         eval_every=config.eval_every,
         checkpoint_every=config.checkpoint_every,
+        keep_every=config.keep_every,
         log_every=config.log_every,
     )
 
@@ -141,7 +144,7 @@ def evaluator(
     placement: Placement,
     device_sum: Callable[[np.ndarray], np.ndarray],
 ):
-    """() -> `evaluation.evaluate`'s, of the model's present weights."""
+    """Whether to leave off -> `evaluation.evaluate`'s, of the model as it is then."""
     split, batch = dataset.validation, config.worker_batch
     eval_step = step.eval_step(model, strategy)
     rounds = evaluation.batches_of(len(split), batch, placement)
@@ -156,7 +159,26 @@ def evaluator(
         dct=config.dct,
         threads=threads(config),
     )
-    return lambda: evaluation.evaluate(eval_step, device_sum, batches, placement)
+
+    def evaluate(leave_off: Callable[[], bool] = lambda: False):
+        return evaluation.evaluate(eval_step, device_sum, batches, placement, leave_off)
+
+    return evaluate
+
+
+def writer(config: Config, cadence: Cadence, log: RunLog) -> CheckpointWriter:
+    """Writes the run's checkpoints; a failure is told, and training goes on."""
+
+    def failed(step: int, why: str) -> None:
+        log.write("event", event="checkpoint_failed", step=step, why=why)
+        print(f"not saved at step {step}: {why}", file=sys.stderr, flush=True)
+
+    return CheckpointWriter(
+        config.model_dir,
+        keep=config.keep_checkpoints,
+        keeps=cadence.keeps,
+        failed=failed,
+    )
 
 
 def trainer(
@@ -164,6 +186,7 @@ def trainer(
     cluster: Cluster,
     dataset: Dataset,
     metadata: dict[str, Any],
+    asked: Asked,
     lost: Callable[[str], None],
     broken_records: dict[str, list[int]] | None = None,
 ) -> Trainer:
@@ -174,6 +197,7 @@ def trainer(
       cluster: that this process belongs to.
       dataset: the run's.
       metadata: to store with every checkpoint.
+      asked: whether this process was asked to stop.
       lost: ends the process because a peer does not answer; it is told more.
       broken_records: known from the checkpoint that the run goes on from.
 
@@ -225,9 +249,9 @@ def trainer(
         lost,
     )
     device_sum = watchdog.watched("a sum over all processes", device_sum)
-    is_first = cluster.rank == 0
-    if is_first:
-        os.makedirs(config.model_dir, exist_ok=True)
+    if cluster.is_chief:
+        files.path(config.model_dir).mkdir(parents=True, exist_ok=True)
+    log = RunLog(config.model_dir, writes=cluster.is_chief)
     return Trainer(
         cadence=run,
         rank=cluster.rank,
@@ -254,8 +278,9 @@ def trainer(
         device_sum=device_sum,
         choose_all_reduce=reduction.choose,
         watchdog=watchdog,
-        log=RunLog(config.model_dir, writes=is_first),
+        asked=asked,
+        writer=writer(config, run, log) if cluster.is_chief else None,
+        log=log,
         model_dir=config.model_dir,
-        keep_checkpoints=config.keep_checkpoints,
         metadata=metadata,
     )

@@ -13,7 +13,9 @@ class Cadence:
       total_images: what the run counts; less than total_steps * kn where the last
         step is not full.
       global_batch: kn. train_images: N.
-      eval_every, checkpoint_every: epochs. log_every: steps.
+      eval_every, checkpoint_every, keep_every: epochs; the first and the last may be 0,
+        for never.
+      log_every: steps.
     """
 
     total_steps: int
@@ -22,6 +24,7 @@ class Cadence:
     train_images: int
     eval_every: float
     checkpoint_every: float
+    keep_every: float
     log_every: int
 
     def images(self, steps: int) -> int:
@@ -34,11 +37,18 @@ class Cadence:
 
     def evaluates(self, steps: int) -> bool:
         """Whether `steps` steps done completed another `eval_every` epochs."""
-        return self._completes(steps, self.eval_every)
+        if not self.eval_every:
+            return False
+        return self._completes(steps, self.eval_every) or steps == self.total_steps
 
     def saves(self, steps: int) -> bool:
         """Whether `steps` steps done completed another `checkpoint_every` epochs."""
-        return self._completes(steps, self.checkpoint_every)
+        every = self.checkpoint_every
+        return self._completes(steps, every) or steps == self.total_steps
+
+    def keeps(self, steps: int) -> bool:
+        """Whether the checkpoint of `steps` steps done is kept for good."""
+        return self.keep_every > 0 and self._completes(steps, self.keep_every)
 
     def logs(self, steps: int) -> bool:
         """Whether the `steps`-th step gets a line in the log."""
@@ -47,5 +57,4 @@ class Cadence:
     def _completes(self, steps: int, every: float) -> bool:
         images = Fraction(str(every)) * self.train_images
         done = steps * self.global_batch
-        crossed = done // images > (done - self.global_batch) // images
-        return crossed or steps == self.total_steps
+        return done // images > (done - self.global_batch) // images

@@ -47,8 +47,15 @@ _NOT_RECIPE = frozenset(
         "collective_timeout",
         "intra_op_threads",
         "devices",
+        "worker_hosts",
+        "task_index",
+        "expected_workers",
+        "start_timeout",
+        "peer_timeout",
+        "run_token_file",
         "checkpoint_every",
         "keep_checkpoints",
+        "keep_every",
         "eval_every",
         "log_every",
         "resume",
@@ -74,7 +81,8 @@ class Config:
     model_dir: str = _setting(
         "",
         "Files",
-        "Folder of the run: config.json, log.jsonl, checkpoints, export. Required.",
+        "Folder of the run: config.json, log.jsonl, checkpoints, export; on a disk or, "
+        "written gs://..., in a store that tf.io.gfile reaches. Required.",
     )
     data_dir: str = _setting(
         "",
@@ -302,6 +310,50 @@ class Config:
         "Threads inside one operation on the CPU; 0: TensorFlow's choice, but 1 "
         "with --reduction=exact.",
     )
+    worker_hosts: str = _setting(
+        "",
+        "Cluster",
+        "host:port of every process of the run, separated by commas, the first the "
+        "chief; brackets hold ranges: run-[0-31].run:2222. By default the cluster is "
+        "that of TF_CONFIG, or of the Slurm step, or this process alone.",
+    )
+    task_index: int = _setting(
+        -1,
+        "Cluster",
+        "Place of this process in --worker_hosts, from 0; -1: by the pod of a "
+        "Kubernetes Indexed Job or JobSet, or by SLURM_PROCID.",
+    )
+    expected_workers: int = _setting(
+        0,
+        "Cluster",
+        "Processes that must train together; any other number, such as 1 where the "
+        "cluster's description is missing, is refused. 0: any number.",
+    )
+    start_timeout: float = _setting(
+        300.0,
+        "Cluster",
+        "Seconds for the processes to reach each other before TensorFlow starts; then "
+        "the missing ones are named (exit code 2).",
+    )
+    peer_timeout: float = _setting(
+        45.0,
+        "Cluster",
+        "Seconds of silence after which another process counts as lost (exit code "
+        "138); a stall that is shorter is survived.",
+    )
+    run_token_file: str = _setting(
+        "",
+        "Cluster",
+        "File with a secret of at least 16 bytes that all processes of the run have, "
+        "such as a mounted Kubernetes Secret; by default TF_GOYAL_RUN_TOKEN. Without "
+        "one only accidents are kept out, and no attacker.",
+    )
+    grace_seconds: float = _setting(
+        30.0,
+        "Cluster",
+        "Seconds that a process asked to stop (SIGTERM) may take to finish its step "
+        "and to save; then it leaves without; 0: any time.",
+    )
     seed: int = _setting(
         0,
         "Computation",
@@ -313,8 +365,17 @@ class Config:
     keep_checkpoints: int = _setting(
         5, "Evaluation, checkpoints, log", "How many of the newest checkpoints to keep."
     )
+    keep_every: float = _setting(
+        0.0,
+        "Evaluation, checkpoints, log",
+        "Epochs between checkpoints that are kept for good, beside the newest ones: a "
+        "multiple of --checkpoint_every; 0: none.",
+    )
     eval_every: float = _setting(
-        1.0, "Evaluation, checkpoints, log", "Epochs between evaluations."
+        1.0,
+        "Evaluation, checkpoints, log",
+        "Epochs between evaluations, and one at the end; 0: none, as where an "
+        "evaluator does it.",
     )
     log_every: int = _setting(
         10, "Evaluation, checkpoints, log", "Steps between lines in log.jsonl."
@@ -521,6 +582,9 @@ def _check_values(config: Config) -> None:
         ("worker_batch", 1),
         ("base_batch", 1),
         ("keep_checkpoints", 1),
+        ("keep_every", 0),
+        ("eval_every", 0),
+        ("grace_seconds", 0),
         ("log_every", 1),
         ("steps", 0),
         ("epochs", 0),
@@ -530,6 +594,10 @@ def _check_values(config: Config) -> None:
         ("weight_decay", 0),
         ("collective_timeout", 0),
         ("devices", 0),
+        ("task_index", -1),
+        ("expected_workers", 0),
+        ("start_timeout", 1),
+        ("peer_timeout", 5),
         ("intra_op_threads", 0),
         ("max_bad_records", 0),
         ("input_threads", 0),
@@ -555,9 +623,13 @@ def _check_values(config: Config) -> None:
         config.bucket_mb >= 0 or config.bucket_mb == -1,
         f"--bucket_mb must be -1 or at least 0, got {config.bucket_mb}",
     )
-    for name in ("checkpoint_every", "eval_every"):
-        value = getattr(config, name)
-        _require(value > 0, f"--{name} must be more than 0 epochs, got {value}")
+    every = config.checkpoint_every
+    _require(every > 0, f"--checkpoint_every must be more than 0 epochs, got {every}")
+    _require(
+        Fraction(str(config.keep_every)) % Fraction(str(every)) == 0,
+        f"--keep_every must be 0 or a multiple of --checkpoint_every={every} epochs, "
+        f"since what is kept must have been saved, got {config.keep_every}",
+    )
     for name in ("min_crop_area", "lr_decay"):
         value = getattr(config, name)
         _require(0 < value <= 1, f"--{name} must lie in (0, 1], got {value}")

@@ -53,7 +53,7 @@ def define(values: absl_flags.FlagValues) -> None:
         "processes",
         None,
         "Number of processes to lay the run out for, each with --devices devices, "
-        "whatever is here; default: the cluster of TF_CONFIG, else 1.",
+        "whatever is here; default: those of the cluster described here, else 1.",
         lower_bound=1,
         flag_values=values,
     )
@@ -67,14 +67,19 @@ def main(_: list[str]) -> int:
             do.
     """
     settings = flags.config_from_flags()
-    members = cluster.from_environment(os.environ)
+    members = cluster.from_environment(
+        os.environ,
+        worker_hosts=settings.worker_hosts,
+        task_index=settings.task_index,
+        expected_workers=settings.expected_workers,
+    )
     processes = flags.FLAGS.processes or members.processes
     # Nothing is read twice here: a cache would only fill the memory.
     data = memory_cache.uncached(preflight.check(settings, processes))
     _, manifest = resume.last_checkpoint(settings, data)
     tried = None
     if members.is_chief:
-        tried = storage.trial_write(Path(settings.model_dir))
+        tried = storage.trial_write(settings.model_dir)
 
     # From here on TensorFlow runs.
     start.tensorflow()
@@ -187,10 +192,11 @@ def refuse_failures(facts: dict[str, Any]) -> None:
     if "reading" in facts:
         _refuse_data(facts["reading"], facts["max_bad_records"])
     found = facts["storage"]
-    if found["free_bytes"] < found["needed_bytes"]:
+    free = found["free_bytes"]
+    if free is not None and free < found["needed_bytes"]:
         raise ValueError(
             f"the disk of {found['model_dir']} must have {found['needed_bytes']:,} "
-            f"bytes free for the checkpoints, but has {found['free_bytes']:,}: free "
+            f"bytes free for the checkpoints, but has {free:,}: free "
             "some or lower --keep_checkpoints"
         )
 

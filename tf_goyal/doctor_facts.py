@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_goyal import build, checkpoint, records, reduction_choice
+from tf_goyal import build, checkpoint, files, records, reduction_choice
 from tf_goyal.cluster import Cluster
 from tf_goyal.config import Config
 from tf_goyal.data_report import spread
@@ -164,7 +164,7 @@ def messages(settings: Config, network: keras.Model) -> Facts:
 
 
 def cluster(members: Cluster) -> Facts:
-    """Who trains together, from TF_CONFIG."""
+    """Who trains together, and what was noted when that was read."""
     return {
         "processes": members.processes,
         "addresses": list(members.workers),
@@ -218,11 +218,14 @@ def storage(
         tried: where the trial write was done; None where this process writes nothing.
         start_step: steps done in the checkpoint that train would go on from.
     """
-    model_dir = Path(settings.model_dir).absolute()
+    model_dir = files.path(settings.model_dir)
+    if files.is_local(model_dir):
+        model_dir = model_dir.absolute()
     found = checkpoint.steps(settings.model_dir)
     size = _bytes(network.variables) + _bytes(optimizer.variables)
     # One more than --keep_checkpoints is there while the newest is being written.
-    more = max(0, settings.keep_checkpoints + 1 - len(found))
+    kept = settings.epochs // settings.keep_every if settings.keep_every else 0
+    more = max(0, settings.keep_checkpoints + 1 + int(kept) - len(found))
     return {
         "model_dir": str(model_dir),
         "will_be_created": not model_dir.exists(),
@@ -234,7 +237,7 @@ def storage(
         "already_done": start_step >= settings.total_steps(train_images),
         "checkpoint_bytes": size,
         "needed_bytes": size * more if tried else 0,
-        "free_bytes": free_bytes(model_dir),
+        "free_bytes": free_bytes(settings.model_dir),
     }
 
 

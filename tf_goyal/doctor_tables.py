@@ -182,7 +182,7 @@ def _cluster(members: dict[str, Any]) -> Table:
         (f"rank {rank}", address + " (this process)" * (rank == members["rank"]))
         for rank, address in enumerate(members["addresses"])
     ]
-    rows = rows or [("no TF_CONFIG", "this process trains alone")]
+    rows = rows or [("not described", "this process trains alone")]
     return Table("Cluster", rows + [("note", note) for note in members["notes"]])
 
 
@@ -265,6 +265,7 @@ def _read_split(split: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def _storage(storage: dict[str, Any]) -> Table:
     created = " (will be created)" if storage["will_be_created"] else ""
+    free = storage["free_bytes"]
     tried = storage["trial_write"]
     steps = ", ".join(f"step {step}" for step in storage["checkpoints"]) or "none"
     if storage["already_done"]:
@@ -276,7 +277,7 @@ def _storage(storage: dict[str, Any]) -> Table:
     rows = [
         ("folder", storage["model_dir"] + created),
         ("trial write", f"done in {tried}" if tried else "left to rank 0"),
-        ("free", _mb(storage["free_bytes"])),
+        ("free", _mb(free) if free is not None else "unknown: a store"),
         ("one checkpoint", _mb(storage["checkpoint_bytes"])),
         ("needed for checkpoints", _mb(storage["needed_bytes"])),
         ("checkpoints there", steps),

@@ -43,7 +43,8 @@ def evaluate(
     sum_devices: Callable[[Any], Any],
     batches: Iterable[Sequence[Any]],
     placement: Placement,
-) -> tuple[Evaluation, list[int]]:
+    leave_off: Callable[[], bool] = lambda: False,
+) -> tuple[Evaluation, list[int]] | None:
     """Runs the evaluation. Called by every process of the run.
 
     Args:
@@ -52,17 +53,22 @@ def evaluate(
       batches: images, labels, valid, broken (`input_pipeline.EvalBatches`); device by
         device, round by round (`batches_of`).
       placement: the devices of the run, and those of this process.
+      leave_off: whether this process shall not go on.
 
     Returns:
-      The evaluation, and the broken records that this process left out.
+      The evaluation, and the broken records that this process left out. None, for all
+      processes, where one of them left off.
 
     Raises:
       InputError: there was no image to count.
     """
-    totals = np.zeros([len(placement.local), 4], np.int64)
+    totals = np.zeros([len(placement.local), 5], np.int64)
     pending: list[Sequence[Any]] = []
     left_out: list[int] = []
     for *batch, broken in batches:
+        if leave_off():
+            totals[:, 4] = 1
+            break
         pending.append(batch)
         left_out += [int(record) for record in broken if record >= 0]
         if len(pending) == len(placement.local):
@@ -70,9 +76,11 @@ def evaluate(
                 placement.per_device, zip(*pending, strict=True)
             )
             results = placement.local_results(step(images, labels, valid))
-            totals += np.stack([result.numpy() for result in results])
+            totals[:, :4] += np.stack([result.numpy() for result in results])
             pending = []
-    images, top1, top5, loss = sum_devices(totals)
+    images, top1, top5, loss, left_off = sum_devices(totals)
+    if left_off:
+        return None
     if not images:
         raise InputError(
             "no image of the validation set can be used; read it with python -m "

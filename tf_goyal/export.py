@@ -27,6 +27,7 @@ from absl import flags as absl_flags
 from tf_goyal import (
     checkpoint,
     datasets,
+    files,
     flags,
     provenance,
     run_log,
@@ -70,7 +71,13 @@ def main(_: list[str]) -> int:
     found = trained.load(flags.FLAGS.model_dir, flags.FLAGS.step)
     settings = found.settings
     data = _data(found, flags.FLAGS.data_dir)
-    output = Path(flags.FLAGS.output or Path(settings.model_dir) / "export").absolute()
+    where = files.path(settings.model_dir)
+    if not flags.FLAGS.output and not files.is_local(where):
+        raise ValueError(
+            "--output must name a folder on a disk where --model_dir is a store, "
+            f"received --model_dir={settings.model_dir} and no --output"
+        )
+    output = Path(flags.FLAGS.output or where / "export").absolute()
     with _folder_beside(output) as beside:
         # From here on TensorFlow runs.
         start.tensorflow()

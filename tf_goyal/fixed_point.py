@@ -27,9 +27,9 @@ def encode(values: list[tf.Tensor], terms: int) -> tuple[list[tf.Tensor], tf.Ten
       terms: how many such lists will be added up in all.
 
     Returns:
-      The int64 tensors, and an int64 scalar: how many of the tensors hold a value that
-      is not finite or not within `limit(terms)`. Those are encoded as zeros; whoever
-      adds up must look at the sum of these counts.
+      The int64 tensors, and int64 [len(values)]: 1 for each tensor that holds a value
+      that is not finite or not within `limit(terms)`. Those are encoded as zeros;
+      whoever adds up must look at the sum of these counts.
     """
     fixed, faults = [], []
     for value in values:
@@ -38,7 +38,7 @@ def encode(values: list[tf.Tensor], terms: int) -> tuple[list[tf.Tensor], tf.Ten
         scaled = tf.round(value * 2.0**-UNIT_EXPONENT)
         fixed.append(tf.cast(tf.where(good, scaled, 0.0), tf.int64))
         faults.append(1 - tf.cast(good, tf.int64))
-    return fixed, tf.add_n(faults)
+    return fixed, tf.stack(faults)
 
 
 def decode(fixed: tf.Tensor) -> tf.Tensor:

@@ -90,6 +90,36 @@ def measure(
     return Measured(seconds)
 
 
+def check(
+    algorithms: Sequence[str],
+    *,
+    strategy: tf.distribute.Strategy,
+    placement: Placement,
+    rank: int,
+    hosts: Sequence[Sequence[int]],
+) -> None:
+    """Adds one number up by each algorithm; called by every process of the run.
+
+    Args:
+      algorithms: of `allreduce.AllReduce`.
+      strategy: of the run.
+      placement: of the run.
+      rank: this process'.
+      hosts: the ranks on each host.
+
+    Raises:
+      RuntimeError: a sum is wrong.
+    """
+    for name in algorithms:
+        sums = placement.local_results(_compiled(name, 4, strategy, rank, hosts)())
+        for total in sums:
+            if total.numpy().tolist() != [placement.devices]:
+                raise RuntimeError(
+                    f"--allreduce={name} adds 1 from each of {placement.devices} "
+                    f"devices up to {total.numpy()[0]:g}: use another algorithm"
+                )
+
+
 def _compiled(
     name: str,
     size: int,
@@ -105,7 +135,9 @@ def _compiled(
     def run(value):
         return strategy.run(lambda: reduce([tf.fill([size // 4], value)])[0][:1])
 
-    return lambda: run(tf.constant(1.0))
+    # Called as it is, it would look like one function that is made anew each time.
+    concrete = run.get_concrete_function(tf.TensorSpec([], tf.float32))
+    return lambda: concrete(tf.constant(1.0))
 
 
 def _time(run: Callable[[], object]) -> float:

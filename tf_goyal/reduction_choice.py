@@ -117,16 +117,27 @@ class ReductionChoice:
         )
 
     def choose(self) -> dict[str, Any]:
-        """Measures if it has to, and chooses; called by every process of the run.
+        """Measures if it has to, chooses and tries; every process of the run calls it.
 
         Returns:
           JSON values: "measured" (algorithm -> bytes -> seconds, or None) and "buckets"
           (bytes and algorithm of each).
+
+        Raises:
+          RuntimeError: an algorithm that was chosen adds up wrongly.
         """
         measured = None
         if self._config.allreduce == "auto" and self._cluster.processes > 1:
             measured = self._measure()
         self._buckets = plan(self._config, self._model, measured)
+        if self._placement.devices > 1:
+            network_probe.check(
+                sorted({bucket.algorithm for bucket in self._buckets}),
+                strategy=self._strategy,
+                placement=self._placement,
+                rank=self._cluster.rank,
+                hosts=self._hosts,
+            )
         return {
             "measured": measured and measured.seconds,
             "buckets": [

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_goyal import allreduce, fixed_point, workers
+from tf_goyal import allreduce, fixed_point, not_finite, workers
 from tf_goyal.placement import Placement
 
 
@@ -21,6 +21,8 @@ class StepResult(NamedTuple):
       learning_rate: float32, the rate of this step's update.
       stop: float32, number of devices whose process was asked to stop.
       replaced: float32, broken records that others stood for among the kn images.
+      evidence: for each device of this process float32 [1 + G], see
+        `not_finite.evidence`.
       exposed_communication: float64, seconds from this process' last gradient to the
         end of its last all-reduce: what backward could not hide.
     """
@@ -30,6 +32,7 @@ class StepResult(NamedTuple):
     learning_rate: tf.Tensor
     stop: tf.Tensor
     replaced: tf.Tensor
+    evidence: tuple[tf.Tensor, ...]
     exposed_communication: tf.Tensor
 
 
@@ -79,7 +82,8 @@ def train_step(
         signals = tf.cast(signals, sums.loss.dtype)
         reduced = all_reduce(
             [
-                *[sums.loss, sums.error, sums.faults, signals, *sums.statistics],
+                *[sums.loss, sums.error, tf.reduce_sum(sums.faults), signals],
+                *sums.statistics,
                 *reversed(sums.gradients),
             ]
         )
@@ -96,11 +100,13 @@ def train_step(
             )
             statistics, gradients = decoded[: end - 4], decoded[end - 4 :]
             loss = tf.where(faults == 0, loss, float("nan"))
-        return gradients, statistics, (loss, error, signals, exposed)
+        loss = not_finite.checked(loss, gradients)
+        evidence = not_finite.evidence(sums, loss, exact)
+        return gradients, statistics, evidence, (loss, error, signals, exposed)
 
     @tf.function(jit_compile=False, autograph=False)
     def step(images, labels, signals):
-        gradients, statistics, numbers = strategy.run(
+        gradients, statistics, evidence, numbers = strategy.run(
             on_device, args=(images, labels, signals)
         )
         learning_rate = tf.convert_to_tensor(optimizer.learning_rate)
@@ -121,7 +127,15 @@ def train_step(
             strategy.experimental_local_results(number)[0] for number in numbers
         ]
         stop, replaced = tf.unstack(signals)
-        return StepResult(loss, error * 100.0, learning_rate, stop, replaced, exposed)
+        return StepResult(
+            loss,
+            error * 100.0,
+            learning_rate,
+            stop,
+            replaced,
+            strategy.experimental_local_results(evidence),
+            exposed,
+        )
 
     return step
 

@@ -1,17 +1,19 @@
 """The loop: train, log, evaluate, save, until the last step."""
 
 import dataclasses
-import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from tf_goyal import agreement, checkpoint
+from tf_goyal import agreement, checkpoint, not_finite
+from tf_goyal.asked import ASKED_TO_STOP, Asked
 from tf_goyal.broken_records import BrokenRecords
 from tf_goyal.cadence import Cadence
+from tf_goyal.checkpoint_writer import CheckpointWriter
 from tf_goyal.evaluation import Evaluation
 from tf_goyal.meter import Meter
 from tf_goyal.placement import Placement
@@ -20,8 +22,8 @@ from tf_goyal.run_log import RunLog
 from tf_goyal.step import StepResult
 from tf_goyal.watchdog import Watchdog
 
-# Exit codes.
-DONE, NOT_FINITE, TOO_MANY_BROKEN, ASKED_TO_STOP = 0, 3, 3, 143
+# Exit codes; asked to stop is another.
+DONE, NOT_SAVED, NOT_FINITE, TOO_MANY_BROKEN = 0, 2, 3, 3
 
 
 @dataclasses.dataclass
@@ -36,8 +38,8 @@ class Trainer:
       train_step: `step.train_step`'s.
       batches: first step -> iterator of this process' images, labels and replaced
         records (`input_pipeline.TrainBatches`).
-      evaluate: () -> `Evaluation` and the broken records left out of it here, by all
-        processes together.
+      evaluate: whether to leave off -> `evaluation.evaluate`'s, by all processes
+        together.
       broken: the account of broken records.
       describe_broken: split, record -> where a broken record is, and why it is.
       validation_images: records of the validation split, good or broken.
@@ -45,6 +47,8 @@ class Trainer:
       choose_all_reduce: to be called once by all processes before they train; returns
         what was measured and chosen, for the log.
       watchdog: looks on while the steps run.
+      asked: whether this process was asked to stop.
+      writer: of checkpoints; rank 0 has one.
       log: `RunLog`; drops everything on other ranks.
       metadata: stored with every checkpoint.
     """
@@ -56,16 +60,17 @@ class Trainer:
     placement: Placement
     train_step: Callable[[Any, Any, Any], StepResult]
     batches: Callable[[int], Iterator[Any]]
-    evaluate: Callable[[], tuple[Evaluation, list[int]]]
+    evaluate: Callable[[Callable[[], bool]], tuple[Evaluation, list[int]] | None]
     broken: BrokenRecords
     describe_broken: Callable[[str, int], tuple[str, str]]
     validation_images: int
     device_sum: Callable[[np.ndarray], np.ndarray]
     choose_all_reduce: Callable[[], dict[str, Any]]
     watchdog: Watchdog
+    asked: Asked
+    writer: CheckpointWriter | None
     log: RunLog
     model_dir: str
-    keep_checkpoints: int
     metadata: dict[str, Any]
 
     def train(self, first_step: int, owes_evaluation: bool = False) -> int:
@@ -80,10 +85,19 @@ class Trainer:
             due after them.
 
         Returns:
-          The exit code: 0 done, 3 the loss was not finite or too many records were
-          broken, 143 asked to stop.
+          The exit code: 0 done, 2 the last checkpoint could not be written, 3 the loss
+          was not finite or too many records were broken, 143 asked to stop.
         """
-        asked = Asked()
+        with self.asked.finishing():
+            code = self._train(first_step, owes_evaluation)
+            not_saved = self.writer.wait() if self.writer else ""
+        if not_saved and code != NOT_FINITE:
+            return NOT_SAVED
+        if code == DONE:
+            self.log.write("event", event="done", step=self.cadence.total_steps)
+        return code
+
+    def _train(self, first_step: int, owes_evaluation: bool) -> int:
         cadence = self.cadence
         epochs = cadence.epoch(cadence.total_steps)
         batches = self.batches(first_step)
@@ -94,8 +108,8 @@ class Trainer:
                 cadence.total_steps, first_step, epochs, shows=self.rank == 0
             ) as progress,
         ):
-            if owes_evaluation:
-                self._evaluate(first_step, progress)
+            if owes_evaluation and not self._evaluate(first_step, progress):
+                return self._asked_to_stop(first_step, progress)
             if self.broken.too_many:
                 return self._too_many_broken(first_step, progress)
             for step in range(first_step + 1, cadence.total_steps + 1):
@@ -106,7 +120,7 @@ class Trainer:
                 labels = self.placement.split_workers(labels)
                 replaced = replaced.numpy()
                 signals = self.placement.split_signals(
-                    asked.to_stop, np.count_nonzero(replaced >= 0)
+                    self.asked.to_stop, np.count_nonzero(replaced >= 0)
                 )
                 fetched = time.perf_counter()
 
@@ -123,7 +137,7 @@ class Trainer:
                 if cadence.logs(step) or loss - loss != 0:
                     self.log.write("train", **numbers, **meter.take())
                 if loss - loss != 0:  # NaN or infinite
-                    return self._not_finite(step, f"the loss ({loss})", progress)
+                    return self._loss_not_finite(step, loss, result, progress)
                 if float(result.replaced) > 0:
                     first = self.placement.workers.start * replaced.shape[1]
                     (here,) = np.nonzero(replaced.ravel() >= 0)
@@ -138,21 +152,17 @@ class Trainer:
                 stopping = float(result.stop) > 0 and step < cadence.total_steps
                 evaluation_due = cadence.evaluates(step)
                 if evaluation_due and not stopping and not self.broken.too_many:
-                    self._evaluate(step, progress)
-                    evaluation_due = False
+                    stopping = not self._evaluate(step, progress)
+                    evaluation_due = stopping
                 if self.broken.too_many:
                     return self._too_many_broken(step, progress)
                 if cadence.saves(step) or stopping:
-                    state = self.state()
-                    if not all(np.isfinite(array).all() for array in state.values()):
-                        return self._not_finite(step, "the weights", progress)
-                    self._save(step, state, owes_evaluation=evaluation_due)
+                    if not self._finite():
+                        return self._not_finite(step, progress, what="the weights")
+                    self._save(step, owes_evaluation=evaluation_due)
                 if stopping:
-                    self.log.write("event", event="stop", step=step)
-                    progress.say(f"asked to stop: saved at step {step}")
-                    return ASKED_TO_STOP
+                    return self._asked_to_stop(step, progress)
                 meter.restart()
-        self.log.write("event", event="done", step=cadence.total_steps)
         return DONE
 
     def _numbers(self, step: int, loss: float, result: StepResult) -> dict[str, Any]:
@@ -165,9 +175,13 @@ class Trainer:
             "top1_error": float(result.top1_error),
         }
 
-    def _evaluate(self, step: int, progress: TrainingProgress) -> None:
+    def _evaluate(self, step: int, progress: TrainingProgress) -> bool:
+        """Whether it came to its end, and nobody was asked to stop meanwhile."""
         epoch = self.cadence.epoch(step)
-        evaluation, left_out = self.evaluate()
+        evaluated = self.evaluate(lambda: self.asked.to_stop)
+        if evaluated is None:
+            return False
+        evaluation, left_out = evaluated
         if evaluation.images < self.validation_images:
             found = np.array(left_out, np.int64)
             self._add_broken(
@@ -184,20 +198,29 @@ class Trainer:
             f"epoch {epoch:6.2f}  top-1 error {evaluation.top1_error:6.2f} %  "
             f"loss {evaluation.loss:.4f}  ({evaluation.images} images)"
         )
+        return True
 
-    def _save(self, step: int, state: dict[str, Any], owes_evaluation: bool) -> None:
-        if self.rank == 0:
-            checkpoint.save(
-                self.model_dir,
-                step,
-                state,
-                {
-                    **self.metadata,
-                    "owes_evaluation": owes_evaluation,
-                    "broken_records": self.broken.as_json(),
-                },
-                keep=self.keep_checkpoints,
-            )
+    def _save(self, step: int, owes_evaluation: bool) -> None:
+        """Copies the state; it is written while training goes on."""
+        if self.writer:
+            metadata = {
+                **self.metadata,
+                "owes_evaluation": owes_evaluation,
+                "broken_records": self.broken.as_json(),
+            }
+            self.writer.save(step, self.state(), metadata)
+
+    def _finite(self) -> bool:
+        """Whether the state is, and so can be gone on from."""
+        variables = [*self.model.variables, *self.optimizer.variables]
+        sums = [tf.reduce_sum(v.value) for v in variables if v.dtype == "float32"]
+        return bool(np.isfinite(tf.add_n(sums).numpy()))
+
+    def _asked_to_stop(self, step: int, progress: TrainingProgress) -> int:
+        if self.writer and not self.writer.wait():
+            progress.say(f"asked to stop: saved at step {step}")
+        self.log.write("event", event="stop", step=step)
+        return ASKED_TO_STOP
 
     def state(self) -> dict[str, Any]:
         """Everything that a step depends on, by name; the step is the optimizer's."""
@@ -263,31 +286,34 @@ class Trainer:
         )
         return TOO_MANY_BROKEN
 
-    def _not_finite(self, step: int, what: str, progress: TrainingProgress) -> int:
-        self.log.write("event", event="not_finite", step=step, what=what)
+    def _loss_not_finite(
+        self, step: int, loss: float, result: StepResult, progress: TrainingProgress
+    ) -> int:
+        found = not_finite.report(
+            [evidence.numpy() for evidence in result.evidence],
+            [variable.path for variable in self.model.trainable_variables],
+            self.device_sum,
+            self.placement,
+        )
+        return self._not_finite(step, progress, what=f"the loss ({loss})", **found)
+
+    def _not_finite(self, step: int, progress: TrainingProgress, **found: Any) -> int:
+        if self.writer:
+            self.writer.wait()
+        self.log.write("event", event="not_finite", step=step, **found)
         steps = checkpoint.steps(self.model_dir)
         left = (
             f"the checkpoint of step {steps[-1]} is good" if steps else "nothing saved"
         )
+        ranks = ", ".join(map(str, found.get("ranks", ())))
+        norms = ", ".join(
+            f"{name} {norm if isinstance(norm, str) else format(norm, '.3g')}"
+            for name, norm in found.get("gradient_norms", {}).items()
+        )
         progress.say(
-            f"stopped at step {step}: not finite: {what}; {left}. Lower --base_lr or "
-            "lengthen --warmup_epochs"
+            f"stopped at step {step}: not finite: {found['what']}"
+            + (f", from rank {ranks}" if ranks else "")
+            + (f"; largest gradient norms: {norms}" if norms else "")
+            + f"; {left}. Lower --base_lr or lengthen --warmup_epochs"
         )
         return NOT_FINITE
-
-
-class Asked:
-    """Whether this process was asked to stop: by SIGTERM, or Ctrl-C at a terminal.
-
-    A second Ctrl-C interrupts at once.
-    """
-
-    def __init__(self):
-        self.to_stop = False
-        signal.signal(signal.SIGTERM, self._ask)
-        signal.signal(signal.SIGINT, self._ask)
-
-    def _ask(self, number: int, _) -> None:
-        self.to_stop = True
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -26,8 +26,8 @@ class Sums(NamedTuple):
         running statistics divided by the number of groups they were taken over.
       loss: scalar, sum over images of the cross-entropy / kn.
       error: scalar, number of wrong top-1 answers / kn.
-      faults: scalar, number of tensors that the fixed point could not hold; 0 in
-        floating point.
+      faults: of gradients, statistics, loss and error, in this order, how often the
+        fixed point could not hold each; zeros in floating point.
     """
 
     gradients: list[tf.Tensor]
@@ -83,7 +83,7 @@ def virtual_workers(
         shares = [statistic / groups for statistic in new_statistics]
         values = [*gradients, *shares, loss, error]
         if not exact:
-            return [*values, tf.zeros([])]
+            return [*values, tf.zeros([len(values)])]
         fixed, faults = fixed_point.encode(values, terms=groups)
         return [*fixed, faults]
 
@@ -92,7 +92,8 @@ def virtual_workers(
         statistics = [
             tf.convert_to_tensor(v.value) for v in model.non_trainable_variables
         ]
-        shapes = [t.shape for t in [*trainable, *statistics]] + [[], [], []]
+        shapes = [t.shape for t in [*trainable, *statistics]] + [[], []]
+        shapes += [[len(shapes)]]
         dtype = tf.int64 if exact else tf.float32
 
         def add_worker(w, sums):

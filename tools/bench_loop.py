@@ -22,6 +22,7 @@ import numpy as np
 from absl import flags as absl_flags
 
 from tf_goyal import cluster, flags, preflight, run_log, start
+from tf_goyal.asked import Asked
 from tf_goyal.config import Config
 
 
@@ -87,7 +88,12 @@ def main(_: list[str]) -> int:
         )
         data = preflight.check(config, 1)
         trainer = build.trainer(
-            config, cluster.Cluster(), data, metadata={}, lost=sys.exit
+            config,
+            cluster.Cluster(),
+            data,
+            metadata={},
+            asked=Asked(),
+            lost=sys.exit,
         )
         trainer.choose_all_reduce()
         # One step more than is counted, and never the last: that would evaluate.
