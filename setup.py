@@ -52,6 +52,7 @@ setup(
             "pillow",
             "psutil",
             "pytest",
+            "pytest-xdist",
             "pyyaml",
             "ruff",
             "scikit-learn",

@@ -37,6 +37,8 @@ def test_it_listens_at_the_clusters_address_only(host):
     ("host", "why"),
     [
         ("no-such-name.invalid", "no-such-name.invalid: name not resolved"),
+        ("run-1..svc", "run-1..svc: name not resolved"),
+        ("a" * 64 + ".svc", "a" * 64 + ".svc: name not resolved"),
         ("192.0.2.1", "192.0.2.1 stands for addresses of other machines"),
     ],
 )
@@ -127,6 +129,18 @@ def test_a_slow_name_holds_nothing_up(monkeypatch):
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(addresses.resolve("slow:1"), 0.1)
         answers.set()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("host", ["run-1..svc", "a" * 64, "\udcff"])
+def test_what_can_be_no_name_is_not_known(host):
+    """Python's own codec for names raises something else, in a thread."""
+
+    async def body():
+        with pytest.raises(OSError) as error:
+            await asyncio.wait_for(addresses.resolve(f"{host}:1"), 20)
+        assert addresses.reason(error.value) == "name not resolved"
 
     asyncio.run(body())
 

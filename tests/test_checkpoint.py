@@ -121,6 +121,8 @@ def test_f3_a_manifest_that_says_nothing_is_a_broken_checkpoint(tmp_path, text, 
     ("change", "why"),
     [
         ({"version": 2}, "of version 2, this program reads 1"),
+        ({"manifest_sha256": "a"}, "its own SHA-256 is not 'a', as it says"),
+        ({"manifest_sha256": 7}, "its own SHA-256 is not 7, as it says"),
         ({"version": None}, "of version None"),
         ({"step": 3}, "of step 3"),
         ({"step": True}, "its step is True"),
@@ -135,9 +137,29 @@ def test_f3_a_manifest_that_says_nothing_is_a_broken_checkpoint(tmp_path, text, 
 def test_f3_a_manifest_that_says_otherwise(tmp_path, change, why):
     path = save(tmp_path, 2)
     told = json.loads((path / "manifest.json").read_text())
+    del told["manifest_sha256"]  # older ones lack it
     (path / "manifest.json").write_text(json.dumps(told | change))
     with pytest.raises(ValueError, match=why):
         checkpoint.load(path)
+
+
+def test_f3_a_byte_of_the_manifest_flipped_anywhere_changes_nothing_unseen(tmp_path):
+    """F3: what is loaded is what was saved, the metadata too; the last of its bits."""
+    path = save(tmp_path, 2)
+    _, told = checkpoint.load(path)
+    content, missed = (path / "manifest.json").read_bytes(), 0
+    for place in range(len(content)):
+        flipped = bytearray(content)
+        flipped[place] ^= 1
+        (path / "manifest.json").write_bytes(flipped)
+        try:
+            _, found = checkpoint.load(path)
+        except ValueError:
+            continue
+        missed += 1  # in the name of the checksum, or of the space between
+        names = ("step", "bytes", "sha256", "variables", "metadata")
+        assert [found[name] for name in names] == [told[name] for name in names]
+    assert missed <= len("manifest_sha256") + content.count(b" ")
 
 
 def test_a_manifest_is_read_alone(tmp_path):
@@ -153,7 +175,7 @@ def test_a_manifest_is_read_alone(tmp_path):
 def test_an_older_version_without_its_fields_is_read(tmp_path):
     path = save(tmp_path, 2)
     told = json.loads((path / "manifest.json").read_text())
-    del told["version"], told["bytes"]
+    del told["version"], told["bytes"], told["manifest_sha256"]
     (path / "manifest.json").write_text(json.dumps(told))
     np.savez(path / "variables.npz", **VARIABLES)
     content = (path / "variables.npz").read_bytes()

@@ -60,10 +60,10 @@ def test_training_goes_on_while_one_is_written(tmp_path, writer, monkeypatch):
     gate = Gate(monkeypatch)
     writer.save(1, arrays(1), {})
     assert gate.reached.acquire(timeout=SECONDS)  # being written, and we are here
-    assert checkpoint.steps(tmp_path) == []
+    assert checkpoint.steps(tmp_path) == [] and writer.busy
     assert "of step 1 was not written within 0.01 s" in writer.wait(0.01)
     gate.open.release()
-    assert writer.wait() == ""
+    assert writer.wait() == "" and not writer.busy
     assert checkpoint.load_latest(tmp_path)[1]["step"] == 1
 
 
@@ -137,7 +137,7 @@ def test_what_is_kept_for_good_must_have_been_saved(keep_every, refused):
 
 
 def test_nothing_begun_is_nothing_failed(writer):
-    assert writer.wait() == ""
+    assert writer.wait() == "" and not writer.busy
 
 
 def test_a_forgotten_job_does_not_write_beside_the_one_that_follows_it(

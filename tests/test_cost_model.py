@@ -215,8 +215,25 @@ def test_no_other_buckets_are_done_earlier(sizes, ready):
     groups = cost_model.buckets(sizes, ready, alone_and_busy)
     assert [i for group in groups for i in group] == list(range(8))
     assert finish(groups, sizes, ready, alone_and_busy) == min(
-        finish(other, sizes, ready, alone_and_busy) for other in partitions(8)
+        finish(other, sizes, ready, alone_and_busy)
+        for other in partitions(8)
+        if not too_small(other, sizes)
     )
+    assert not too_small(groups, sizes)
+
+
+def too_small(groups, sizes):
+    """Whether a bucket but the last takes more than half of its time to wait."""
+    return any(sum(sizes[i] for i in group) < 10 for group in groups[:-1])
+
+
+@pytest.mark.parametrize(
+    ("first", "buckets"), [(9, [[0, 1], [2]]), (10, [[0], [1], [2]])]
+)
+def test_a_bucket_is_worth_its_latency(first, buckets):
+    """10 of waiting: 9 bytes wait for the next tensor, 10 travel alone."""
+    ready = [0, 1000, 2000]
+    assert cost_model.buckets([first, 500, 1], ready, alone_and_busy) == buckets
 
 
 def test_the_last_bucket_is_small():
@@ -239,11 +256,12 @@ def test_latency_makes_buckets_larger_and_company_smaller():
 
 
 def test_the_last_sum_counts_and_not_the_last_turn():
-    """Four in flight. Alone each takes 23, a turn 23 / 4: 1 + 5.75 + 23 = 29.75.
+    """Four in flight. The first keeps the link busy until 1 + 10, the last takes 9: 20.
 
-    Together 2 + 28 = 30, though a third bucket could start earlier: 12 against 12.5.
+    Together 2 + 19 = 21, though a third could start earlier: at 2 + 11 = 13, against
+    11 + 9 / 4 = 13.25.
     """
-    groups = cost_model.buckets([5, 5], [1, 2], lambda size: (18 + size, size), 4)
+    groups = cost_model.buckets([10, 1], [1, 2], lambda size: (8 + size, size), 4)
     assert groups == [[0], [1]]
 
 

@@ -140,10 +140,13 @@ def test_a_longer_run_goes_on(follow, save, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "event", ["not_finite", "too_many_broken_records", "input_failed"]
+    "event", ["not_finite", "too_many_broken_records", "input_failed", "not_saved"]
 )
-def test_a_run_that_stopped_with_3_has_ended(follow, save, say, event):
-    """F4's kind; but not where it was started again, and fails once more."""
+def test_a_run_that_stopped_for_good_has_ended(follow, save, say, event):
+    """F4's kind, with 3, and F6's, with 2, whose last checkpoint is not there.
+
+    But not where it was started again, and fails once more.
+    """
     say("start")
     save(2)
     code, said = follow(
@@ -167,6 +170,39 @@ def test_a_run_that_crashed_or_was_asked_to_stop_has_not_ended(
     save(2)
     with pytest.raises(AssertionError, match="does not come"):
         follow(nothing, nothing)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        '{"kind": "eval", "step": 2}',
+        '{"kind": "event", "event": "x"}',
+        '{"kind": "eval", "step": "8", "checkpoint_sha256": "a"}',
+        '{"kind": "eval", "step": null}',
+    ],
+)
+def test_odd_lines_in_the_logs_are_passed_over(follow, save, tmp_path, odd):
+    """F3's kind: all is evaluated that no line says has been, with its checksum."""
+    (tmp_path / "evaluator").mkdir()
+    for folder in (tmp_path, tmp_path / "evaluator"):
+        (folder / run_log.FILE_NAME).write_text(f'{odd}\n{{"kind": "event"}}\n')
+    save(2)
+    follow(nothing, lambda: save(8))
+    ours = evaluator.lines(str(tmp_path))
+    assert [(line["step"], line["loss"]) for line in ours] == [(2, 2.0), (8, 8.0)]
+
+
+@pytest.mark.parametrize("lacks", ["flags", "derived"])
+def test_a_manifest_that_does_not_say_of_what_run_it_is(follow, save, tmp_path, lacks):
+    """F3: an older one, whose manifest has no checksum."""
+    save(2)
+    path = tmp_path / "checkpoints" / "step-2" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["manifest_sha256"], manifest["metadata"][lacks]
+    path.write_text(json.dumps(manifest))
+    code, said = follow(nothing, lambda: save(8))
+    assert code == 0 and "step-2 has a damaged manifest" in said.err
+    assert [step for step, _ in found(tmp_path)] == [8]
 
 
 def test_a_broken_checkpoint_is_named_once_and_passed_over(follow, save, tmp_path):

@@ -354,12 +354,51 @@ def test_only_pods_of_the_run_reach_each_other(rendered, kind):
 def test_an_object_store_is_reached_and_needs_no_volume(rendered):
     train = ["--recipe=goyal_8k", "--model_dir=gs://b/run", "--data_dir=gs://b/data"]
     objects = rendered("--checkpoint_claim=", train=train)
-    ports = of_kind(objects, "NetworkPolicy")["spec"]["egress"][1]["ports"]
-    assert {"protocol": "TCP", "port": 443} in ports
+    _, elsewhere, *metadata = of_kind(objects, "NetworkPolicy")["spec"]["egress"]
+    assert {"protocol": "TCP", "port": 443} in elsewhere["ports"]
+    # The two addresses of GKE's metadata server, for the pod's credentials.
+    assert [
+        (block["ipBlock"]["cidr"], port["port"])
+        for rule in metadata
+        for block in rule["to"]
+        for port in rule["ports"]
+    ] == [("169.254.169.254/32", 80), ("169.254.169.252/32", 988)]
     paths = [
         m["mountPath"] for m in container(training_template(objects))["volumeMounts"]
     ]
     assert paths == ["/tmp", "/dev/shm", "/var/run/tf-goyal"]
+
+
+def test_another_store_does_not_open_googles_metadata_server(rendered):
+    train = ["--recipe=goyal_8k", "--model_dir=s3://b/run", "--data_dir=s3://b/data"]
+    objects = rendered("--checkpoint_claim=", train=train)
+    assert len(of_kind(objects, "NetworkPolicy")["spec"]["egress"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1", 1), ("3k", 3000), ("2Ki", 2048), ("5M", 5 * 10**6), ("1Gi", 2**30)],
+)
+def test_quantities(text, count):
+    assert load("k8s")._bytes(text) == count
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        ["--data_path=/mnt/image..net/a b/", "--data_claim="],
+        ["--image=ghcr.io/Org/tf_goyal:v1.0@sha256:0aF"],
+        ["--checkpoint_claim=runs.of-me.1"],
+        ["--memory=1Gi", "--shared_memory=1023Mi"],
+        ["--workers=1", "--", "--recipe=digits", "--devices=2"],
+        ["--", "--recipe=digits", "--resume=must"],
+        ["--", "--recipe=digits", "--model_dir=gs://b/run..1/$x"],
+    ],
+)
+def test_what_is_odd_but_good(rendered, written):
+    written, _, train = " ".join(written).partition("-- ")
+    options = [f"--{each.strip()}" for each in f" {written}".split(" --")[1:]]
+    assert rendered(*options, train=train.split() or ["--recipe=digits"])
 
 
 def test_the_token_is_a_secret_and_nowhere_else(rendered):
@@ -451,7 +490,7 @@ def test_a_file_for_each_object(capsys, tmp_path):
         (["--shared_memory=2gi"], [], "--shared_memory must be bytes"),
         (["--checkpoint_claim=Runs"], [], "--checkpoint_claim must be the name"),
         (["--token_secret=a/b"], [], "--token_secret must be the name"),
-        (["--data_path=mnt"], [], "--data_path must be a path"),
+        (["--data_path=mnt"], [], "--data_path must be a folder"),
         (["--data_claim=a", "--data_path=/b"], [], "give one of them"),
         (["--checkpoint_claim="], [], "name it with --checkpoint_claim"),
         ([], ["--model_dir=/home/run"], "--model_dir must be a folder in /checkpoints"),
@@ -470,6 +509,29 @@ def test_a_file_for_each_object(capsys, tmp_path):
         (["--workers=9"], [], "every device needs a virtual worker"),
         (["--gpus=3"], [], "make 8 for 12 devices"),
         (["--gpus=3"], ["--devices=4"], "make 8 for 16 devices"),
+        (["--gpus=1"], ["--devices=2"], "--devices=2 needs as many GPUs"),
+        ([], ["--devices=2"], "use more --workers instead"),
+        ([], ["--allreduce=nccl"], "--allreduce=nccl needs GPUs, got --gpus=0"),
+        ([], ["--resume=never"], "--resume=never refuses"),
+        (["--workers=65537"], [], "--workers must be at most 65536"),
+        (["--shared_memory=17Gi"], [], "--shared_memory is a part of --memory"),
+        (["--shared_memory=16Gi"], [], "--shared_memory is a part of --memory"),
+        (["--memory=1"], [], "--memory must be at least 1Gi"),
+        (["--memory=1G"], [], "--memory must be at least 1Gi"),
+        (["--data_path=/"], [], "--data_path must be a folder of a node"),
+        (["--data_path=//"], [], "--data_path must be a folder of a node"),
+        (["--data_path=/a/../../etc"], [], "--data_path must be a folder of a node"),
+        (["--data_path=/a/.."], [], "--data_path must be a folder of a node"),
+        (["--image=регистр/x"], [], "--image must be an image"),
+        (["--image=$(HOME)/x"], [], "--image must be an image"),
+        (["--checkpoint_claim=a..b"], [], "--checkpoint_claim must be the name"),
+        (["--checkpoint_claim=a.-b"], [], "--checkpoint_claim must be the name"),
+        (["--token_secret=" + 254 * "a"], [], "--token_secret must be the name"),
+        ([], ["--model_dir=/checkpoints/$(HOME)"], "must not hold $(, which Kubern"),
+        ([], ["--model_dir=foo://../b"], "--model_dir must be a folder in"),
+        ([], ["--model_dir=gs:///b"], "--model_dir must be a folder in"),
+        ([], ["--model_dir=gs://b/../c"], "--model_dir must be a folder in"),
+        ([], ["--model_dir=/checkpoints/a://b"], "--model_dir must be a folder in"),
         ([], ["--global_batch=2048"], "the training set must have at least"),
         ([], ["--no_such_flag"], "no_such_flag"),
         ([], ["word"], "train takes flags only"),

@@ -180,6 +180,7 @@ def test_sigterm_is_handed_on_and_ends_the_restarts(launched, tmp_path):
         (["--task_index=0"], "--task_index=0"),
         (["--expected_workers=2"], "--expected_workers=2"),
         (["--worker_batch=128"], "at most 1 devices"),
+        (["--resume=never"], "--restarts=1 and --resume=never"),
         (["again"], "'again'"),
     ],
 )
@@ -194,6 +195,10 @@ def test_refusals(launched, tmp_path, given, named):
     assert errors.startswith("launch: ") and errors.count("\n") == 1
     assert named in errors
     assert not list(tmp_path.glob("starts-of-*"))
+
+
+def test_without_a_restart_nothing_is_gone_on_from(launched):
+    assert launched([[0]], recipe=("--recipe=digits", "--resume=never"))[0] == 0
 
 
 def test_elastic_needs_a_restart(launched):

@@ -57,6 +57,7 @@ PLANS = {  # (processes, devices): runs
     (1, 2): [
         *["exact", "plain", "plain_decayed", "everything"],
         *["twenty_ring_exact", "twenty_halving_doubling_exact"],
+        *["fast", "bfloat16_auto", "float16_halving_doubling"],
     ],
     (1, 3): ["exact", "everything"],
     (1, 4): ["plain", "plain_decayed"],
@@ -167,6 +168,13 @@ def test_half_precision_on_the_wire(trained, wire, unit, algorithm):
     # would be 256 in bfloat16.
     np.testing.assert_allclose(first["losses"][0], fast["losses"][0], rtol=1e-6)
     assert first["replaced"].tolist() == [257] * len(first["losses"])
+
+
+@pytest.mark.parametrize("name", ["bfloat16_auto", "float16_halving_doubling"])
+def test_nothing_is_rounded_inside_of_a_process(trained, name):
+    """--gradient_dtype is of what travels between processes."""
+    fast, half = trained("fast", devices=2)[0], trained(name, devices=2)[0]
+    assert layouts.difference(half, fast) == 0.0
 
 
 @pytest.mark.parametrize("devices", [2, 3])

@@ -160,6 +160,23 @@ def test_fields_of_another_type_are_refused(change):
         says({**GOOD, **change}, {"proof": "0" * 64})
 
 
+@pytest.mark.parametrize("place", ["more", "number", "cluster", "proof"])
+def test_depth_is_no_way_in(place):
+    """JSON that can be read but not written again, for want of depth: not looked at."""
+    hello = {name: value for name, value in GOOD.items() if name != place}
+    deep = json.dumps(hello)[:-1] + f', "{place}": ' + "[" * 800 + "]" * 800 + "}"
+    with pytest.raises((NotAMember, BadFrame)):
+        says(deep.encode(), {"proof": "0" * 64})
+
+
+@pytest.mark.parametrize("letter", ["x", '"', "é", "п", "\U0001f600", "\udcff"])
+def test_a_note_of_any_letters_fits_into_a_frame(letter):
+    note = "папка: " + letter * 2000
+    heard, _ = introduce(member(0), member(1), note=note)
+    assert heard.note.endswith("...") and note.startswith(heard.note[:-3])
+    assert len(heard.note) >= 100
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_random_changes_of_a_hello_are_refused(seed):
     """Fuzz: some bytes of a good hello changed, or cut off; nothing else is raised."""
@@ -179,6 +196,8 @@ def test_the_token_comes_from_the_file_or_else_the_environment(tmp_path):
     assert membership.read_token(str(path), environ) == TOKEN
     assert membership.read_token("", environ) == b"of the environment"
     assert membership.read_token("", {}) == b""
+    environ[membership.TOKEN_VARIABLE] = "0123456789abcde\udcff"  # a byte, no UTF-8
+    assert membership.read_token("", environ) == b"0123456789abcde\xff"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,11 @@
 """What --allreduce=auto goes by; measuring itself is in test_train_peers.py."""
 
-import pytest
+import types
 
+import pytest
+import tensorflow as tf
+
+from tf_goyal import network_probe
 from tf_goyal.network_probe import Measured
 
 TIMES = Measured(
@@ -44,3 +48,70 @@ def test_the_quickest_is_taken(size, best):
 def test_cost_is_what_there_is_and_what_grows():
     assert TIMES.cost(1024) == pytest.approx((1e-3, 0.0))
     assert TIMES.cost(4096) == pytest.approx((6e-3, 2e-3))  # the ring's
+
+
+PLACEMENT = types.SimpleNamespace(
+    local=range(1), devices=2, local_results=lambda value: (value,)
+)
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """An all-reduce that adds up to 2.0 at once; what was called while watched."""
+    during, called = [], []
+
+    def compiled(name, size, *_):
+        def run():
+            called.append(name)
+            assert during, f"{name} of {size} bytes is not watched"
+            return tf.constant([2.0])
+
+        return run
+
+    def watch(what, function):
+        def wrapped():
+            during.append(what)
+            try:
+                return function()
+            finally:
+                during.pop()
+
+        return wrapped
+
+    monkeypatch.setattr(network_probe, "_compiled", compiled)
+    return watch, called
+
+
+ARGUMENTS = {"strategy": None, "placement": PLACEMENT, "rank": 0, "hosts": [[0], [1]]}
+
+
+def test_whatever_waits_for_others_is_watched(watched):
+    """S2's kind, in the middle of a start: see Watchdog."""
+    watch, called = watched
+    measured = network_probe.measure(
+        ["ring", "doubling"],
+        device_sum=lambda rows: 2 * rows[0],
+        watched=watch,
+        **ARGUMENTS,
+    )
+    assert set(measured.seconds) == {"ring", "doubling"}
+    assert list(measured.seconds["ring"]) == list(network_probe._SIZES)
+    # One that does not count, one that says how many, and the most of a quick one.
+    assert called.count("ring") == len(network_probe._SIZES) * (2 + 9)
+    # In turns, after one each.
+    assert called[:6] == ["ring", "doubling"] * 3
+
+
+@pytest.mark.parametrize(("devices", "right"), [(1, False), (2, True), (3, False)])
+def test_an_algorithm_that_adds_up_wrongly_is_found(watched, devices, right):
+    """Issue 5's one-tensor probe of the all-reduce that was chosen."""
+    watch, _ = watched
+    placement = types.SimpleNamespace(
+        devices=devices, local_results=lambda value: (value,)
+    )
+    arguments = {**ARGUMENTS, "placement": placement, "watched": watch}
+    if right:
+        network_probe.check(["ring"], **arguments)
+    else:
+        with pytest.raises(RuntimeError, match=f"--allreduce=ring adds 1 .* {devices}"):
+            network_probe.check(["ring"], **arguments)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tool_runs import load, run
+from tool_runs import TOOLS, load, run
 
 
 @pytest.fixture
@@ -54,8 +54,57 @@ def test_phases_and_what_is_exposed(plot):
     [
         ("--processes=1", "--processes must be at least 2, got 1"),
         ("--recording=nowhere.json", "--recording must be a JSON file of this tool"),
+        ("--recording=/", "--recording must be a JSON file of this tool, got /: "),
+        ("--output=x.json", "--output must be a file that ends in .png, in a folder"),
+        ("--output=nowhere/x.png", "--output must be a file that ends in .png, in a"),
     ],
 )
 def test_refused(plot, monkeypatch, capsys, written, message):
     assert run(plot, monkeypatch, written) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("{}", "it['ranks']"),
+        ("[]", "it"),
+        ('{"runs": []}', "it['ranks']"),
+        ('{"ranks": [{"end": 1.0, "buckets": []}]}', "it['ranks'][0]['buckets']"),
+    ],
+)
+def test_what_is_no_recording_is_refused(
+    plot, monkeypatch, capsys, tmp_path, text, place
+):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    assert run(plot, monkeypatch, f"--recording={path}") == 2
+    told = capsys.readouterr().err
+    assert f"of this tool, got {path}, where {place} is missing" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("output", [[], ["step.png"], ["linked.png"], ["again"]])
+def test_a_recording_is_not_overwritten(plot, monkeypatch, capsys, tmp_path, output):
+    """Also not by default, through a link, or where Matplotlib appends .png."""
+    path = tmp_path / "step.png"
+    text = (TOOLS / "results" / "step.json").read_bytes()
+    path.write_bytes(text)
+    (tmp_path / "linked.png").hardlink_to(path)
+    written = [f"--output={tmp_path / name}" for name in output]
+    assert run(plot, monkeypatch, f"--recording={path}", *written) == 2
+    assert "--output must " in capsys.readouterr().err
+    assert path.read_bytes() == text
+
+
+def test_a_recording_takes_no_output_over_it(plot, monkeypatch, capsys, tmp_path):
+    """Refused before the ranks start."""
+    monkeypatch.setattr(plot, "record", None)
+    assert run(plot, monkeypatch, f"--output={tmp_path / 'step.json'}") == 2
+    assert "--output must not be the recording itself" in capsys.readouterr().err
+
+
+def test_the_kept_recording_is_one(plot):
+    """tools/results/step.json."""
+    path = TOOLS / "results" / "step.json"
+    assert plot.read(path) == json.loads(path.read_text())

@@ -1,6 +1,7 @@
 """Lines in place of a bar, with a clock of the test's own."""
 
 import io
+import os
 import sys
 
 import pytest
@@ -83,6 +84,44 @@ def test_other_ranks_show_nothing(clock, capsys):
         shown.update(2, 0.2, "")
         shown.say("told")
     assert capsys.readouterr() == ("", "")
+
+
+def test_nobody_reads_what_is_said(clock, python, tmp_path):
+    """F6's kind: stdout on a full disk, a pipe without a reader, or none at all."""
+    script = """if True:
+        import sys
+        from tf_goyal import progress
+        progress.LINE_SECONDS = -1
+        with progress.TrainingProgress(10, 0, 1.0, shows=True) as shown:
+            for step in range(1, 5):
+                shown.update(step, 0.1, "x" * 3000)
+            shown.say("y" * 30_000)
+        progress.say("the last")
+        sys.exit(7)
+    """
+    (tmp_path / "script.py").write_text(script)
+    command = f"{sys.executable} {tmp_path}/script.py"
+    for where in (
+        f"{command} > /dev/full",
+        f"{{ {command}; echo $? > {tmp_path}/code; }} | true; exit $(<{tmp_path}/code)",
+        f"{command} >&-",
+    ):
+        bash = f"import os; os.execvp('bash', ['bash', '-c', {where!r}])"
+        done = python("-c", bash, environment={"PYTHONPATH": "."}, seconds=60)
+        assert (done.returncode, done.stderr) == (7, ""), where
+
+
+def test_a_line_is_lost_and_the_next_one_is_not(tmp_path):
+    """F6's kind: there is room again."""
+    full, (kept, written) = os.open("/dev/full", os.O_WRONLY), os.pipe()
+    descriptor = os.dup(full)
+    with open(descriptor, "w") as stream, open(kept) as reads:
+        progress.say("lost", stream)
+        os.dup2(written, descriptor)
+        progress.say("here", stream)
+        assert reads.readline() == "here\n"
+    os.close(full)
+    os.close(written)
 
 
 def test_a_bar_on_a_terminal():

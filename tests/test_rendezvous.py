@@ -183,6 +183,42 @@ def test_a_process_that_crashed_and_came_again_is_welcome(rank):
     run(test())
 
 
+def test_one_that_has_gone_again_is_missed_for_what_it_is_now():
+    """Not for what it lacked while it was there; nobody is at its address."""
+
+    async def test():
+        workers = addresses_for(3)
+        first = meeting(workers, 0, [])
+        async with going_on(meet(first, seconds=4)) as (task,):
+            async with going_on(meet(meeting(workers, 1, []))):
+                await asyncio.sleep(1.0)
+                assert first._missing(1) == f"it misses rank 2 ({workers[2]}): refused"
+            assert f"rank 1 ({workers[1]}): refused" in str(await task)
+
+    run(test())
+
+
+@pytest.mark.parametrize("missing", [2, 0])
+def test_one_that_stops_tells_all_that_wait(missing):
+    async def test():
+        workers = addresses_for(4)
+        here = [rank for rank in range(4) if rank != missing]
+        meetings = {rank: meeting(workers, rank, []) for rank in here}
+        heard = {rank: [] for rank in here}
+        for rank, one in meetings.items():
+            one._stopped = heard[rank].append
+        async with going_on(*map(meet, meetings.values())):
+            await asyncio.sleep(1.0)
+            await meetings[3].stop(5)
+            await asyncio.sleep(0.5)
+        name = f"rank 3 ({workers[3]})"
+        assert {rank: set(names) for rank, names in heard.items() if names} == {
+            rank: {name} for rank in here if rank != 3
+        }
+
+    run(test())
+
+
 def test_a_rank_0_that_vanished_without_a_word_is_left_for_the_new_one():
     """Its machine is gone: the connection to it does not end, and says nothing."""
 

@@ -1,10 +1,12 @@
 """The checkpoint that all processes of a run go on from."""
 
+import json
 import threading
 
+import numpy as np
 import pytest
 
-from tf_goyal import resume
+from tf_goyal import checkpoint, datasets, flags, provenance, resume
 
 
 class Together:
@@ -98,3 +100,84 @@ def test_rank_0_says_whether_an_evaluation_is_owed(monkeypatch):
     """All evaluate, or none: the log that says so may reach the others later."""
     results = agree(monkeypatch, [4], [4], owes=(False, True))
     assert [manifest["owes_evaluation"] for _, manifest in results] == [False, False]
+
+
+@pytest.fixture
+def digits(tmp_path):
+    """A run on the digits: its settings, its data, and how to save a step of it."""
+    flags.parse(["train", "--recipe=digits", f"--model_dir={tmp_path}"])
+    settings, data = flags.config_from_flags(), datasets.load("digits")
+    metadata = provenance.describe(settings, data, 1)
+    metadata |= {"owes_evaluation": True, "broken_records": {"train": [7]}}
+
+    def save(step):
+        variables = {"x": np.float32(step)}
+        return checkpoint.save(tmp_path, step, variables, metadata, keep=9)
+
+    return settings, data, save
+
+
+def metadata_without(name):
+    return lambda told: told["metadata"].pop(name)
+
+
+def metadata_with(name, value):
+    return lambda told: told["metadata"].update({name: value})
+
+
+def flag(name, value):
+    return lambda told: told["metadata"]["flags"].update({name: value})
+
+
+DAMAGES = [
+    metadata_without("flags"),
+    metadata_without("owes_evaluation"),
+    metadata_without("derived"),
+    metadata_with("flags", None),
+    metadata_with("derived", None),
+    metadata_with("derived", {"train_images": 1.5, "labels": []}),
+    metadata_with("derived", {"train_images": 5, "labels": 0}),
+    metadata_with("owes_evaluation", 0),
+    metadata_with("broken_records", 7),
+    metadata_with("broken_records", {"train": 7}),
+    metadata_with("broken_records", {"train": [[]]}),
+    flag("global_batch", "x"),
+    flag("epochs", float("inf")),
+    flag("unknown", 1),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_f3_a_manifest_that_lacks_something_is_passed_over(digits, capsys, damage):
+    """F3: JSON all right, of an older checkpoint whose manifest has no checksum."""
+    settings, data, save = digits
+    save(3)
+    path = save(5) / "manifest.json"
+    told = json.loads(path.read_text())
+    del told["manifest_sha256"]
+    path.write_text(json.dumps(told))
+    assert resume.last_checkpoint(settings, data)[1]["step"] == 5
+    damage(told)
+    path.write_text(json.dumps(told))
+    arrays, found_ = resume.last_checkpoint(settings, data)
+    assert (found_["step"], arrays["x"]) == (3, 3.0)
+    assert found_["owes_evaluation"] and found_["broken_records"] == {"train": [7]}
+    said = capsys.readouterr().err
+    assert "step-5 has a damaged manifest: " in said and said.count("\n") == 1
+
+
+def test_f3_a_byte_of_the_metadata_flipped_is_a_broken_checkpoint(digits, capsys):
+    """F3: not another recipe, which would refuse the run, and not another account."""
+    settings, data, save = digits
+    save(3)
+    path = save(5) / "manifest.json"
+    content = path.read_bytes()
+    for good, flipped in (
+        (b'"train_images"', b'"train_imagez"'),
+        (b'"seed": 0', b'"seed": 1'),
+        (b'"owes_evaluation": true', b'"owes_evaluation": null'),
+    ):
+        assert content.count(good) == 1
+        path.write_bytes(content.replace(good, flipped))
+        assert resume.last_checkpoint(settings, data)[1]["step"] == 3
+        assert "step-5 is broken: manifest.json: " in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import pytest
 
@@ -35,6 +36,32 @@ def test_a_half_written_line_is_passed_over_and_ended(tmp_path):
     log.write("train", step=2)
     log.close()
     assert [line["step"] for line in run_log.read(str(tmp_path))] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [b"\xff\xfe", b'{"kind": [], "step": 1}', b"[" * 100_000, b'{"kind": "\xff"}'],
+)
+def test_what_is_no_line_of_ours_is_passed_over(tmp_path, odd):
+    """F3's kind, of the log: bytes that are no text, and JSON of something else."""
+    path = tmp_path / run_log.FILE_NAME
+    good = b'{"kind": "train", "step": %d}\n'
+    path.write_bytes(good % 1 + odd + b"\n" + good % 2)
+    assert [line["step"] for line in run_log.read(str(tmp_path))] == [1, 2]
+
+
+def test_a_full_disk_behind_stderr_stops_nothing(tmp_path, monkeypatch):
+    """F6: the log says that it cannot be written, on the same disk."""
+    log = RunLog(str(tmp_path), tensorboard=False)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(log._file, "write", full)
+    with open("/dev/full", "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        log.write("train", step=1)
+    log.close()
 
 
 def test_steps_that_ran_twice_count_as_they_ran_last(tmp_path):

@@ -326,6 +326,27 @@ def test_a_network_is_fitted_to_measurements(tools, monkeypatch, capsys, tmp_pat
         (["--bucket_mb=-1"], "--bucket_mb must be a number of MB from 0 on, or auto"),
         (["--inside_gbytes=0"], "--inside_gbytes must be more than 0"),
         (["--measured_network=x"], "--measured_network must be a network of"),
+        (
+            ["--latency_us=nan"],
+            "--latency_us must be 0 or a number from 1e-09 to 1e+09",
+        ),
+        (["--gbits=inf"], "its unit, see --help. Received: inf"),
+        (
+            ["--shared_cores=inf"],
+            "--shared_cores must be 0 or a number from 1e-09 to 1e+09",
+        ),
+        (["--gbits=1e-320"], "--gbits must be 0 or a number from 1e-09 to 1e+09"),
+        (
+            ["--straggling=nan"],
+            "--straggling must be 0 or a number from 1e-09 to 1e+09",
+        ),
+        (
+            ["--backward_ms=1e999"],
+            "--backward_ms must be 0 or a number from 1e-09 to 1e+09",
+        ),
+        (["--bucket_mb=nan"], "--bucket_mb must be a number of MB from 0 on, or auto"),
+        (["--measured=/nowhere.json"], "--measured: /nowhere.json must be a JSON file"),
+        (["--measured=/"], "--measured: / must be a JSON file"),
     ],
 )
 def test_bad_flags_are_refused(
@@ -335,6 +356,44 @@ def test_bad_flags_are_refused(
         arguments = [*arguments, f"--measured={measured_file(tmp_path)}"]
     assert run(tools, monkeypatch, *arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"runs": [', '{"runs": [{}]}'])
+def test_what_is_no_measurement_is_refused(tools, monkeypatch, capsys, tmp_path, text):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    assert run(tools, monkeypatch, f"--measured={path}") == 2
+    told = capsys.readouterr().err
+    assert f"--measured: {path} must be a JSON file of bench_allreduce.py" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "output, message",
+    [
+        ("x.json", "--output must be a file that ends in .png"),
+        ("folder", "--output must be a file that ends in .png"),
+        ("x", "--output must be a file that ends in .png"),
+        ("none/x.png", "--output must be a file that can be written"),
+        ("folder/is.png", "is.png fails: Is a directory"),
+        ("folder/x.png", "x.json fails: Is a directory"),
+        ("measured.png", "--output must not write its numbers over --measured"),
+    ],
+)
+def test_an_output_that_cannot_be_is_refused_before_the_simulation(
+    tools, monkeypatch, capsys, tmp_path, output, message
+):
+    monkeypatch.setattr(tools, "_model", None)
+    (tmp_path / "folder" / "is.png").mkdir(parents=True)
+    (tmp_path / "folder" / "x.json").mkdir()
+    measured = measured_file(tmp_path)
+    before = measured.read_text(), sorted(tmp_path.rglob("*"))
+    written = [f"--output={tmp_path / output}", f"--measured={measured}"]
+    assert run(tools, monkeypatch, *written) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+    assert (measured.read_text(), sorted(tmp_path.rglob("*"))) == before
 
 
 def test_this_machine_can_be_measured(tools, monkeypatch, capsys):

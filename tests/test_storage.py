@@ -49,6 +49,25 @@ def test_f6_what_cannot_be_written(tmp_path, monkeypatch):
     assert sorted(tmp_path.iterdir()) == [file, link]
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "log.jsonl", "config.json"])
+def test_f6_what_is_in_the_way_of_a_runs_files(tmp_path, name):
+    """A file for a folder, or a folder for a file; what a run left behind is none."""
+    for each in ("log.jsonl", "config.json"):
+        (tmp_path / each).touch()
+    (tmp_path / "checkpoints").mkdir()
+    assert storage.trial_write(tmp_path) == tmp_path
+    path = tmp_path / name
+    if name == "checkpoints":
+        path.rmdir()
+        path.touch()
+    else:
+        path.unlink()
+        path.mkdir()
+    kind = "a folder" if name == "checkpoints" else "a file"
+    with pytest.raises(ValueError, match=f"but {path} is not {kind} that can be"):
+        storage.trial_write(tmp_path)
+
+
 @pytest.fixture
 def digits(tmp_path, monkeypatch) -> list[str]:
     """The flags of a run of which any start of TensorFlow or of a process is wrong.

@@ -21,7 +21,7 @@ def _wait_for_step(log, step, process):
 @pytest.mark.parametrize("algorithm", ["halving_doubling", "ring"])
 def test_a_peer_that_stops_answering_is_named(data, tmp_path, algorithm):
     """A stopped process raises no error anywhere: the others leave with 138."""
-    changes = {"steps": 100_000, "collective_timeout": 3, "allreduce": algorithm}
+    changes = {"steps": 100_000, "collective_timeout": 10, "allreduce": algorithm}
     changes["eval_every"] = changes["checkpoint_every"] = 10**6
     flags = recipe(data, tmp_path / "run", **changes)
     ports = free_ports(3)
@@ -55,11 +55,11 @@ def test_auto_measures_and_says_what_it_picks(data, tmp_path):
         for line in run_log.read(str(tmp_path / "run"))
         if line.get("event") == "all_reduce"
     ]
-    assert set(line["measured"]) == {"ring", "halving_doubling"}
+    assert set(line["measured"]) == {"ring", "halving_doubling", "doubling"}
     for times in line["measured"].values():
         assert "1024" in times and all(seconds > 0 for seconds in times.values())
     picked = {bucket["algorithm"] for bucket in line["buckets"]}
-    assert picked <= {"ring", "halving_doubling"}
+    assert picked <= set(line["measured"])
     other = recipe(data, tmp_path / "other", bucket_mb=0.25, steps=2)
     assert final_hash(train(other, other)[0][1]) == final_hash(results[0][1])
 

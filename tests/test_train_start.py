@@ -159,6 +159,31 @@ def test_asked_to_stop_while_waiting(data, tmp_path):
     assert waiting.returncode in (143, -signal.SIGTERM)  # or before Python was there
 
 
+@pytest.mark.parametrize(("here", "asked"), [((0, 1), 0), ((0, 1), 1), ((1, 2), 2)])
+def test_one_that_is_asked_to_stop_while_waiting_tells_the_others(
+    data, tmp_path, here, asked
+):
+    """F2: one of three is missing, or rank 0; SIGTERM to one other is enough."""
+    workers = local(3)
+    flags = recipe(data, tmp_path / "run")
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(process(flags, r, workers)) for r in here]
+        for address in (workers[rank] for rank in here):
+            host, port = address.split(":")
+            for _ in range(600):
+                with contextlib.suppress(OSError):
+                    socket.create_connection((host, int(port)), 1).close()
+                    break
+                time.sleep(0.05)
+        time.sleep(1.0)
+        waiting[here.index(asked)].send_signal(signal.SIGTERM)
+        outputs = [each.communicate(timeout=15)[0] for each in waiting]
+    assert [each.returncode for each in waiting] == [143, 143], outputs
+    for rank, output in zip(here, outputs, strict=True):
+        who = "a signal" if rank == asked else f"rank {asked} ({workers[asked]})"
+        assert f"asked to stop by {who}: there is nothing to save" in output
+
+
 @pytest.mark.skipif(
     not shutil.which("unshare")
     or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode,

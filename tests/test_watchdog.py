@@ -1,4 +1,8 @@
+import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
@@ -99,3 +103,29 @@ def test_quiet_where_nothing_hangs(state):
                 graph.counts["a"] += 1
             graph.wait_for_looks(1)
     assert said == []
+
+
+def test_time_in_which_it_was_stopped_itself_does_not_count():
+    """As silence.py: stopped for 3 s, it gives its peer the rest of its 2 s."""
+    script = """
+import threading, time
+from tf_goyal.watchdog import Watchdog
+
+with Watchdog(2.0, dict, lambda why: print("barked", flush=True)) as watchdog:
+    end = threading.Event()
+    print("ready", flush=True)
+    watchdog.watched("the sum", lambda: end.wait(1.0))()
+    print("done", flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(3.0)
+            process.send_signal(signal.SIGCONT)
+            output, _ = process.communicate(timeout=LONG)
+        finally:
+            process.kill()
+    assert output == "done\n"

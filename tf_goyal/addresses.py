@@ -28,18 +28,25 @@ async def resolve(address: str) -> list[Resolved]:
     """What a host:port stands for now; asks the system again at every call.
 
     Raises:
-      OSError: the name is not known.
+      OSError: the name is not known, or can be none.
     """
     host, port = split(address)
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        found = await _in_thread(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM)
+        found = await _in_thread(_look_up, host, port)
     else:
         found = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
         )
     return list(dict.fromkeys((family, where) for family, _, _, _, where in found))
+
+
+def _look_up(host: str, port: int) -> list[tuple]:
+    try:
+        return socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
+    except UnicodeError:  # a part of the name is empty, or has more than 63 characters
+        raise socket.gaierror(socket.EAI_NONAME, "no name of a host") from None
 
 
 async def _in_thread(function: Callable, *arguments: Any) -> Any:
@@ -55,7 +62,7 @@ async def _in_thread(function: Callable, *arguments: Any) -> Any:
         result, error = None, None
         try:
             result = function(*arguments)
-        except OSError as raised:
+        except Exception as raised:
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(settle, result, error)

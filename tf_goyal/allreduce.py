@@ -112,6 +112,8 @@ class AllReduce:
         self, flat: tf.Tensor, algorithm: str, wire_dtype: tf.DType
     ) -> tf.Tensor:
         context = tf.distribute.get_replica_context()
+        if len(self._ranks) == 1:
+            wire_dtype = flat.dtype  # nothing travels between processes
         if algorithm not in PAIRWISE or len(self._ranks) == 1:
             options = None
             if algorithm in ("ring", "nccl"):

@@ -114,7 +114,8 @@ class Asked:
             ctypes.CDLL(None).sigaction(signal.SIGTERM, self._ours, None)
 
     def _leave(self, why: str) -> None:
-        print(why, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # nobody reads, or the disk is full
+            print(why, file=sys.stderr, flush=True)
         os._exit(ASKED_TO_STOP)  # whatever the main thread waits for
 
 

@@ -19,6 +19,7 @@ from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
 from tf_goyal.image_order import ImageOrder
 from tf_goyal.placement import Placement
+from tf_goyal.progress import say
 from tf_goyal.reduction_choice import ReductionChoice
 from tf_goyal.run_log import RunLog
 from tf_goyal.samples import Labels, Sampler
@@ -171,7 +172,7 @@ def writer(config: Config, cadence: Cadence, log: RunLog) -> CheckpointWriter:
 
     def failed(step: int, why: str) -> None:
         log.write("event", event="checkpoint_failed", step=step, why=why)
-        print(f"not saved at step {step}: {why}", file=sys.stderr, flush=True)
+        say(f"not saved at step {step}: {why}", sys.stderr)
 
     return CheckpointWriter(
         config.model_dir,
@@ -248,6 +249,11 @@ def trainer(
         reduction.arrivals.counts,
         lost,
     )
+    unwatched = device_sum
+
+    def meet() -> None:
+        unwatched(np.zeros([len(placement.local), 1], np.int64))
+
     device_sum = watchdog.watched("a sum over all processes", device_sum)
     if cluster.is_chief:
         files.path(config.model_dir).mkdir(parents=True, exist_ok=True)
@@ -276,7 +282,8 @@ def trainer(
         describe_broken=describe_broken,
         validation_images=len(dataset.validation),
         device_sum=device_sum,
-        choose_all_reduce=reduction.choose,
+        meet=meet,
+        choose_all_reduce=lambda: reduction.choose(watchdog.watched),
         watchdog=watchdog,
         asked=asked,
         writer=writer(config, run, log) if cluster.is_chief else None,

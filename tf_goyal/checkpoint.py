@@ -1,10 +1,10 @@
 """Checkpoints: complete or absent.
 
 `checkpoints/step-N/` holds `variables.npz`, every variable under its name, and
-`manifest.json` with the SHA-256 of that file. Both are written into a folder beside,
-flushed to the disk, read back, and only then renamed. A store of objects renames no
-folder in one go: there the manifest is moved last, and without it there is no
-checkpoint. Nothing in them knows of devices or processes.
+`manifest.json` with the SHA-256 of that file and one of itself. Both are written into
+a folder beside, flushed to the disk, read back, and only then renamed. A store of
+objects renames no folder in one go: there the manifest is moved last, and without it
+there is no checkpoint. Nothing in them knows of devices or processes.
 """
 
 import contextlib
@@ -20,11 +20,13 @@ import numpy as np
 
 from tf_goyal import arrays_file, files
 from tf_goyal.files import AnyPath
+from tf_goyal.progress import say
 
 _VARIABLES = "variables.npz"
 _MANIFEST = "manifest.json"
 _VERSION = 1  # of the format; manifests without one are of version 1
 _MANIFEST_BYTES = 2**26  # more than any manifest has
+_OWN_SHA256 = "manifest_sha256"  # over all else in it; older ones lack it
 
 
 def folder(model_dir: str | os.PathLike[str]) -> AnyPath:
@@ -154,7 +156,7 @@ def _write(
             f"{where / _VARIABLES} was written as {expected} (bytes, SHA-256) and read "
             f"back as {found}"
         )
-    manifest = {
+    told = {
         "version": _VERSION,
         "step": step,
         "bytes": hashed.bytes,
@@ -162,10 +164,17 @@ def _write(
         "variables": arrays_file.describe(variables),
         "metadata": dict(metadata),
     }
+    told[_OWN_SHA256] = _own_sha256(json.loads(json.dumps(told)))
     with (where / _MANIFEST).open("wb") as file:
-        file.write(json.dumps(manifest, indent=1).encode())
+        file.write(json.dumps(told, indent=1).encode())
         files.sync(file)
     _flush_folder(where)
+
+
+def _own_sha256(told: Mapping[str, Any]) -> str:
+    """SHA-256 over a manifest as it is read, however its JSON is laid out."""
+    rest = {name: value for name, value in told.items() if name != _OWN_SHA256}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def steps(model_dir: str | os.PathLike[str]) -> list[int]:
@@ -185,8 +194,9 @@ def manifest(path: AnyPath) -> dict[str, Any]:
     """What a checkpoint says of itself, without a look at its variables.
 
     Returns:
-      {"version", "step", "bytes", "sha256", "variables", "metadata"}; those of older
-      checkpoints lack "version" and "bytes".
+      {"version", "step", "bytes", "sha256", "variables", "metadata",
+      "manifest_sha256"}; those of older checkpoints lack the last, or "version" and
+      "bytes" as well.
 
     Raises:
       ValueError: it is missing, damaged, or of another version; the message names it.
@@ -211,6 +221,8 @@ def manifest(path: AnyPath) -> dict[str, Any]:
             )
         if path.name != f"step-{found['step']}":
             raise ValueError(f"it is of step {found['step']}")
+        if (own := found.get(_OWN_SHA256)) not in (None, _own_sha256(found)):
+            raise ValueError(f"its own SHA-256 is not {own!r:.80}, as it says")
     except FileNotFoundError:
         raise ValueError(
             f"checkpoint {path} is not complete: it has no {_MANIFEST}"
@@ -275,7 +287,7 @@ def load_latest(
                 raise ValueError(f"checkpoint {path} {why}")
             return load(path)
         except ValueError as error:
-            print(f"passed over: {error}", file=sys.stderr)
+            say(f"passed over: {error}", sys.stderr)
             errors.append(str(error))
     if errors:
         raise ValueError(
@@ -332,7 +344,7 @@ def _remove_abandoned(where: AnyPath) -> None:
         if abandoned.name.startswith(".step-"):
             with _told(f"cannot remove {abandoned}, left by a killed save"):
                 files.remove_tree(abandoned)
-                print(f"removed {abandoned}, left by a killed save", file=sys.stderr)
+                say(f"removed {abandoned}, left by a killed save", sys.stderr)
 
 
 @contextlib.contextmanager
@@ -341,7 +353,7 @@ def _told(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        print(f"{what}: {error}", file=sys.stderr)
+        say(f"{what}: {error}", sys.stderr)
 
 
 class _Hashed:

@@ -43,6 +43,11 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._why = ""
 
+    @property
+    def busy(self) -> bool:
+        """Whether one is being written: `save` would have to wait for it."""
+        return self._thread is not None and self._thread.is_alive()
+
     def save(
         self, step: int, variables: Mapping[str, np.ndarray], metadata: dict[str, Any]
     ) -> None:

@@ -262,7 +262,9 @@ def buckets(
         way = max(busy, alone / in_flight)
 
     Large buckets save latency where backward hides them; the last becomes small because
-    nothing hides it. Of equally early ways the one with the fewest buckets.
+    nothing hides it. No other bucket is so small that most of its time is latency and
+    software, which takes processors from backward. Of equally early ways the one with
+    the fewest buckets.
 
     Args:
       sizes: bytes of each tensor, in the order in which they become ready.
@@ -279,14 +281,17 @@ def buckets(
     """
     ends = [0, *np.cumsum(sizes).tolist()]
     # Of the first i tensors: turn(i), when the last sum is there, in how many buckets,
-    # and where the last one begins.
-    found: list[tuple[float, float, int, int]] = [(0.0, 0.0, 0, 0)]
+    # and where the last one begins; None where no bucket can end there.
+    found: list[tuple[float, float, int, int] | None] = [(0.0, 0.0, 0, 0)]
     for i in range(1, len(ends)):
         ways = []
-        for j in range(i):
-            turn, done, count, _ = found[j]
-            begin = max(turn, ready[i - 1])
+        last = i == len(ends) - 1
+        for j, before in enumerate(found):
             alone, busy = seconds(ends[i] - ends[j])
+            if not before or (busy < alone / 2 and not last):
+                continue
+            turn, done, count, _ = before
+            begin = max(turn, ready[i - 1])
             ways.append(
                 (
                     begin + max(busy, alone / in_flight),
@@ -295,12 +300,12 @@ def buckets(
                     j,
                 )
             )
-        last = i == len(ends) - 1
-        found.append(min(ways, key=lambda way: way[1:] if last else way))
+        best = min(ways, key=lambda way: way[1:] if last else way, default=None)
+        found.append(best)
     groups: list[list[int]] = []
     i = len(sizes)
     while i:
-        begin = found[i][3]
+        begin = found[i][3]  # there: the last bucket may be of any size
         groups.insert(0, list(range(begin, i)))
         i = begin
     return groups

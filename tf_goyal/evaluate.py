@@ -21,6 +21,7 @@ from typing import Any
 from absl import flags as absl_flags
 
 from tf_goyal import (
+    addresses,
     asked,
     checkpoint,
     cluster,
@@ -97,6 +98,7 @@ def main(_: list[str]) -> int:
         token=membership.read_token("", os.environ),
         start_timeout=settings.start_timeout,
         peer_timeout=settings.peer_timeout,
+        asked=asked.Asked(),
     ) as others:
         _compare(found, others)
         result = _evaluate(found, settings, members, data, others)
@@ -127,6 +129,8 @@ def _evaluate(
 ) -> dict[str, Any]:
     """Evaluates together with the others; ends the process if one of them is lost."""
     # From here on TensorFlow runs.
+    hosts = [addresses.split(worker)[0] for worker in members.workers]
+    coordination.avoid_proxies(hosts, os.environ)
     start.tensorflow()
     import tensorflow as tf
 

@@ -25,13 +25,14 @@ from tf_goyal import (
 from tf_goyal.cluster import Cluster
 from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
+from tf_goyal.progress import say
 from tf_goyal.samples import InputError
 from tf_goyal.trained import TrainedModel
 
 POLL_SECONDS = 10.0
 DONE, INPUT_FAILED = 0, 3  # exit codes
 # What training logs last, if it does not come to its last step and must not go on.
-_ENDINGS = ("not_finite", "too_many_broken_records", "input_failed")
+_ENDINGS = ("not_finite", "too_many_broken_records", "input_failed", "not_saved")
 _REMOVAL_SECONDS = 1.0  # in which a checkpoint that is being removed is gone
 
 
@@ -43,9 +44,11 @@ def folder(model_dir: str) -> files.AnyPath:
 def lines(model_dir: str) -> list[dict[str, Any]]:
     """What the evaluator of a run has logged, by step; nothing where there is none."""
     try:
-        return sorted(run_log.read(str(folder(model_dir))), key=lambda x: x["step"])
+        logged = run_log.read(str(folder(model_dir)))
     except FileNotFoundError:
         return []
+    ours = [x for x in logged if x["kind"] == "eval" and type(x["step"]) is int]
+    return sorted(ours, key=lambda x: x["step"])
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -102,15 +105,14 @@ def run(
     """
     storage.trial_write(str(folder(model_dir)))
     # The log's lines outlive this process: nothing is evaluated twice.
-    done = {line["step"]: line["checkpoint_sha256"] for line in lines(model_dir)}
+    done = {x["step"]: x.get("checkpoint_sha256") for x in lines(model_dir)}
     broken: dict[int, str] = {}
     evaluation: _Evaluation | None = None
     had_ended = False
     if not checkpoint.steps(model_dir):
-        print(
+        say(
             f"waits for a checkpoint in {checkpoint.folder(model_dir)}, looks every "
-            f"{poll_seconds:g} s",
-            flush=True,
+            f"{poll_seconds:g} s"
         )
     while True:
         ended = has_ended(model_dir, total_steps)
@@ -121,22 +123,22 @@ def run(
                 continue
             new = True
             try:
-                found = trained.load(model_dir, step)
+                found = _load(model_dir, step)
             except (OSError, ValueError) as error:
                 time.sleep(_REMOVAL_SECONDS)
                 if step in checkpoint.steps(model_dir):  # the run did not remove it
-                    print(f"passed over: {error}", file=sys.stderr, flush=True)
+                    say(f"passed over: {error}", sys.stderr)
                     broken[step] = sha256
                 continue
             evaluation = evaluation or _Evaluation(found, data_dir)
             try:
                 result = evaluation(found)
             except InputError as error:
-                print(f"evaluator: {error}", file=sys.stderr, flush=True)
+                say(f"evaluator: {error}", sys.stderr)
                 return INPUT_FAILED
             evaluation.log.write("eval", **result, checkpoint_sha256=sha256)
             done[step] = sha256
-            print(shown(result), flush=True)
+            say(shown(result))
         if ended and had_ended:  # what was saved last came before this look
             if evaluation:
                 evaluation.log.close()
@@ -184,6 +186,24 @@ class _Evaluation:
         return self._evaluate(found)
 
 
+def _load(model_dir: str, step: int) -> TrainedModel:
+    """`trained.load`, with all that an evaluation asks of it.
+
+    Raises:
+      ValueError: there is no such checkpoint, or it is broken, or does not say of
+        what run it is.
+    """
+    try:
+        found = trained.load(model_dir, step)
+        _ = found.epoch, list(found.labels)
+    except (KeyError, TypeError, ZeroDivisionError, OverflowError) as error:
+        path = checkpoint.folder(model_dir) / f"step-{step}"
+        raise ValueError(
+            f"checkpoint {path} has a damaged manifest: {error!r}"
+        ) from error
+    return found
+
+
 def _checksum(model_dir: str, step: int) -> str:
     """What tells a checkpoint from another one of that step; "" if it is broken."""
     try:
@@ -193,7 +213,7 @@ def _checksum(model_dir: str, step: int) -> str:
         return ""
 
 
-def _leave(model_dir: str, done: dict[int, str], broken: dict[int, str]) -> int:
+def _leave(model_dir: str, done: dict[int, Any], broken: dict[int, str]) -> int:
     """Ends well, unless the last checkpoint could not be evaluated."""
     steps = checkpoint.steps(model_dir)
     if steps and steps[-1] in broken:
@@ -202,7 +222,7 @@ def _leave(model_dir: str, done: dict[int, str], broken: dict[int, str]) -> int:
             f"{checkpoint.folder(model_dir)}, is broken: train again from the one "
             "before it"
         )
-    print(f"training has ended; checkpoints evaluated: {len(done)}", flush=True)
+    say(f"training has ended; checkpoints evaluated: {len(done)}")
     return DONE
 
 
@@ -221,7 +241,7 @@ def has_ended(model_dir: str, total_steps: int = 0) -> bool:
         logged = run_log.read(model_dir)
     except FileNotFoundError:
         return False
-    events = [line["event"] for line in logged if line["kind"] == "event"]
+    events = [line.get("event") for line in logged if line["kind"] == "event"]
     telling = [event for event in events if event in ("start", *_ENDINGS)]
     return telling[-1:] not in ([], ["start"])
 
@@ -230,6 +250,6 @@ def _length(model_dir: str) -> int:
     """The number of steps of a run by its config.json; 0 where that is not there."""
     try:
         text = (files.path(model_dir) / provenance.FILE_NAME).read_text("utf-8")
-        return json.loads(text)["derived"]["total_steps"]
-    except (OSError, ValueError, KeyError):  # not there, or just being written
+        return int(json.loads(text)["derived"]["total_steps"])
+    except (OSError, ValueError, KeyError, TypeError):  # not there, or half of it
         return 0

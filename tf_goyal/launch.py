@@ -28,6 +28,7 @@ from absl import flags as absl_flags
 
 from tf_goyal import files, flags, preflight, resume, storage
 from tf_goyal.config import Config
+from tf_goyal.progress import say
 
 START_AGAIN = 128  # exit codes from here on ask for a restart
 PEER_LOST, ASKED_TO_STOP = 138, 143  # of processes that could go on
@@ -83,11 +84,10 @@ def main(arguments: list[str]) -> int:
             return ending.code
         left = max(1, processes - ending.lost) if elastic else processes
         restarts -= 1
-        print(
+        say(
             f"launch: exit code {ending.code}: starting again with {left} of "
             f"{processes} processes, restarts left: {restarts}",
-            file=sys.stderr,
-            flush=True,
+            sys.stderr,
         )
         processes = left
 
@@ -112,6 +112,12 @@ def _refuse(settings: Config, restarts: int, elastic: bool) -> None:
             "--elastic is how to start again after a loss, so it needs --restarts of "
             "at least 1, got --restarts=0"
         )
+    if restarts and settings.resume == "never":
+        raise ValueError(
+            "a run that is started again goes on from its checkpoints, which "
+            f"--resume=never refuses, got --restarts={restarts} and --resume=never: "
+            "leave one of them out; a new --model_dir starts anew by itself"
+        )
     if settings.worker_hosts or settings.task_index != -1:
         raise ValueError(
             "launch makes the cluster itself, but got "
@@ -131,7 +137,7 @@ def _log_folder(model_dir: str) -> Path:
     if files.is_local(files.path(model_dir)):
         return Path(model_dir) / "logs"
     logs = Path(tempfile.mkdtemp(prefix="tf_goyal-logs-"))
-    print(f"launch: logs of the other processes: {logs}", flush=True)
+    say(f"launch: logs of the other processes: {logs}")
     return logs
 
 

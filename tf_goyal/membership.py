@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import hmac
 import json
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +23,8 @@ from tf_goyal.frames import BadFrame, Frames
 TOKEN_VARIABLE = "TF_GOYAL_RUN_TOKEN"
 _VERSION = 1  # of what is said here, and after it
 _LEAST_TOKEN = 16  # bytes
-_LONGEST_NOTE = 1000  # characters
+_LONGEST_NOTE = 1200  # bytes of JSON, where a letter may take 12
+_SAID = ("tf_goyal", "cluster", "rank", "instance", "number", "note", "asks")
 
 
 class NotAMember(Exception):
@@ -50,7 +52,7 @@ def read_token(path: str, environ: Mapping[str, str]) -> bytes:
                 f"{path}: {getattr(error, 'strerror', None) or error}"
             ) from error
     elif TOKEN_VARIABLE in environ:
-        source, token = TOKEN_VARIABLE, environ[TOKEN_VARIABLE].strip().encode()
+        source, token = TOKEN_VARIABLE, os.fsencode(environ[TOKEN_VARIABLE].strip())
     else:
         return b""
     if len(token) < _LEAST_TOKEN:
@@ -169,9 +171,19 @@ def _hello(me: Member, *, note: str = "", asks: bool = False) -> dict[str, Any]:
         "rank": me.rank,
         "instance": me.instance,
         "number": secrets.token_hex(32),
-        "note": note[:_LONGEST_NOTE],
+        "note": _cut(note),
         "asks": asks,
     }
+
+
+def _cut(note: str) -> str:
+    """A note that fits into a frame, as JSON writes it."""
+    left = _LONGEST_NOTE
+    for place, letter in enumerate(note):
+        left -= len(json.dumps(letter)) - 2
+        if left < 0:
+            return note[:place] + "..."
+    return note
 
 
 def _read(said: Any, me: Member) -> Hello:
@@ -199,11 +211,11 @@ def _read(said: Any, me: Member) -> Hello:
 
 
 def _transcript(caller: Any, answerer: Any) -> bytes:
-    """Everything that was said, without the proof of it."""
+    """Everything that was said and that counts, whatever a stranger sends."""
     said = [
-        {name: value for name, value in each.items() if name != "proof"}
+        {name: each[name] for name in _SAID if isinstance(each.get(name), (str, int))}
         if isinstance(each, dict)
-        else each
+        else None
         for each in (caller, answerer)
     ]
     return json.dumps(said, sort_keys=True).encode()

@@ -8,6 +8,7 @@ import bisect
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,9 +17,19 @@ from tf_goyal.allreduce import AllReduce
 from tf_goyal.placement import Placement
 from tf_goyal.reduction_plan import Bucket
 
-_SIZES = (2**10, 2**16, 2**20, 2**23)  # bytes
-_REPEATS = 3
+_SIZES = (2**10, 2**16, 2**18, 2**20, 2**22, 2**24)  # bytes
+_ROUNDS = (3, 9)  # fewest and most
+_ENOUGH = 0.3  # seconds for an algorithm and a size, unless the fewest take longer
 _LONG = 0.5  # seconds: larger buffers are not measured when one takes so long
+
+# What it does, for people, and a function that waits for all processes -> one that is
+# looked at meanwhile, as `Watchdog.watched` makes it.
+Watched = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+
+
+def unwatched(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The `Watched` of somebody who has no watchdog."""
+    return function
 
 
 class Measured:
@@ -67,6 +78,7 @@ def measure(
     device_sum: Callable[[np.ndarray], np.ndarray],
     rank: int,
     hosts: Sequence[Sequence[int]],
+    watched: Watched,
 ) -> Measured:
     """Measures algorithms; called by every process of the run, with the same arguments.
 
@@ -77,15 +89,34 @@ def measure(
       device_sum: `step.device_sum`'s.
       rank: this process'.
       hosts: the ranks on each host.
+      watched: see `Watched`.
     """
+
+    def mean(mine: Sequence[float]) -> list[float]:
+        """Of what all processes measured: the same numbers everywhere."""
+        rows = [[round(each * 1e9) for each in mine]] * len(placement.local)
+        total = device_sum(np.array(rows, np.int64))
+        return (total / placement.devices / 1e9).tolist()
+
     seconds: dict[str, dict[int, float]] = {name: {} for name in algorithms}
     for size in _SIZES:
-        for name in algorithms:
-            mine = _time(_compiled(name, size, strategy, rank, hosts))
-            rows = [[round(mine * 1e9)]] * len(placement.local)
-            total = int(device_sum(np.array(rows, np.int64))[0])
-            seconds[name][size] = total / placement.devices / 1e9
-        if max(times[size] for times in seconds.values()) > _LONG:
+        runs = [
+            watched(
+                f"measuring --allreduce={name}",
+                _compiled(name, size, strategy, rank, hosts),
+            )
+            for name in algorithms
+        ]
+        for run in runs:
+            _time(run)
+        first = max(mean([_time(run) for run in runs]))
+        rounds = min(max(_ROUNDS[0], round(_ENOUGH / first)), _ROUNDS[1])
+        # In turns, so that whatever else the machine does hits all of them.
+        taken = [[_time(run) for run in runs] for _ in range(rounds)]
+        medians = mean([statistics.median(turns) for turns in zip(*taken, strict=True)])
+        for name, median in zip(algorithms, medians, strict=True):
+            seconds[name][size] = median
+        if max(medians) > _LONG:
             break
     return Measured(seconds)
 
@@ -97,6 +128,7 @@ def check(
     placement: Placement,
     rank: int,
     hosts: Sequence[Sequence[int]],
+    watched: Watched,
 ) -> None:
     """Adds one number up by each algorithm; called by every process of the run.
 
@@ -106,13 +138,15 @@ def check(
       placement: of the run.
       rank: this process'.
       hosts: the ranks on each host.
+      watched: see `Watched`.
 
     Raises:
       RuntimeError: a sum is wrong.
     """
     for name in algorithms:
-        sums = placement.local_results(_compiled(name, 4, strategy, rank, hosts)())
-        for total in sums:
+        run = _compiled(name, 4, strategy, rank, hosts)
+        sums = watched(f"trying --allreduce={name}", run)()
+        for total in placement.local_results(sums):
             if total.numpy().tolist() != [placement.devices]:
                 raise RuntimeError(
                     f"--allreduce={name} adds 1 from each of {placement.devices} "
@@ -141,11 +175,8 @@ def _compiled(
 
 
 def _time(run: Callable[[], object]) -> float:
-    """Seconds, the median of some, after one that does not count."""
-    taken = []
-    for _ in range(_REPEATS + 1):
-        begun = time.perf_counter()
-        for part in tf.nest.flatten(run(), expand_composites=True):
-            part.numpy()
-        taken.append(time.perf_counter() - begun)
-    return statistics.median(taken[1:])
+    """Seconds of one call."""
+    begun = time.perf_counter()
+    for part in tf.nest.flatten(run(), expand_composites=True):
+        part.numpy()
+    return time.perf_counter() - begun

@@ -19,8 +19,10 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from tf_goyal.asked import Asked
 from tf_goyal.frames import BadFrame, Frames
 from tf_goyal.membership import Member
+from tf_goyal.progress import say
 from tf_goyal.rendezvous import Meeting, Refused
 from tf_goyal.silence import Silence
 
@@ -39,6 +41,7 @@ def meet(
     token: bytes,
     start_timeout: float,
     peer_timeout: float,
+    asked: Asked | None = None,
 ) -> "Peers":
     """Meets the other processes of a run; with one process there is nobody to meet.
 
@@ -48,12 +51,17 @@ def meet(
       token: the run token, see `membership.read_token`.
       start_timeout: seconds for all to be there.
       peer_timeout: seconds of silence after which a process counts as lost.
+      asked: whether this process was asked to stop; the others are told, and it is
+        told of them, from the rendezvous on.
 
     Raises:
       ValueError: see `rendezvous.Meeting.meet`.
     """
     _allow_files(256 + 8 * len(workers))  # connections while all meet, and the rest
     peers = Peers(workers, rank, peer_timeout)
+    if asked:
+        peers.stopped = asked.by
+        asked.tell(peers.ask_to_stop)
     if len(workers) > 1:
         peers.start(start_timeout, token)
     return peers
@@ -104,6 +112,7 @@ class Peers:
         self.stopped: Callable[[str], None] = lambda _: None
         self._links: dict[int, Frames] = {}
         self._came: dict[int, asyncio.Queue] = {}  # values, by the rank that sent them
+        self._meeting: Meeting | None = None  # while it goes on
         self._ends = False  # and connections that end are no loss any more
         self._refusal: asyncio.Future | None = None
         self._loss = threading.Event()
@@ -196,8 +205,11 @@ class Peers:
 
     async def _meet(self, seconds: float, token: bytes) -> None:
         member = Member.of(self._workers, self._rank, token)
-        meeting = Meeting(self._workers, member, self._say)
-        self._links = await meeting.meet(seconds)
+        self._meeting = Meeting(
+            self._workers, member, self._say, stopped=self._hear_stop
+        )
+        self._links = await self._meeting.meet(seconds)
+        self._meeting = None
         self._refusal = self._loop.create_future()
         self._came = {rank: asyncio.Queue() for rank in self._links}
         self._tasks = [asyncio.ensure_future(self._beat())] + [
@@ -253,8 +265,7 @@ class Peers:
             self._came[rank].put_nowait(message["value"])
         elif "stop" in message:
             self._relay(rank, message)
-            self._ends = True
-            self.stopped(self._name(message["stop"]))
+            self._hear_stop(self._name(message["stop"]))
         elif "bye" in message:
             self._silence.forget(rank)
             self._links.pop(rank).close()
@@ -263,6 +274,10 @@ class Peers:
             self._hear_refusal(message["refusal"])
         elif "lost" in message:
             await self._lose(message["lost"])
+
+    def _hear_stop(self, who: str) -> None:
+        self._ends = True
+        self.stopped(who)
 
     def _hear_refusal(self, why: str) -> None:
         """Whoever gathers raises; who is busy with something else is ended."""
@@ -283,6 +298,9 @@ class Peers:
 
     async def _say_last(self, message: dict[str, Any]) -> None:
         self._ends = True
+        if self._meeting:  # nothing else is said in it
+            await self._meeting.stop(_LAST_WORDS_SECONDS)
+            return
         self._spread(message)
         await self._all_sent()
 
@@ -329,4 +347,4 @@ def _allow_files(count: int) -> None:
 
 
 def _say(rank: int, processes: int, line: str) -> None:
-    print(f"rank {rank} of {processes}: {line}", file=sys.stderr, flush=True)
+    say(f"rank {rank} of {processes}: {line}", sys.stderr)

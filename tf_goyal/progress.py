@@ -1,8 +1,11 @@
 """What a person sees while something goes on: a bar on a terminal, lines elsewhere."""
 
+import contextlib
 import datetime
+import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import TextIO
 
 from rich.console import Console
@@ -15,6 +18,45 @@ from rich.progress import (
 )
 
 LINE_SECONDS = 10.0
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Prints a line; one that a full disk or a closed pipe does not take is lost.
+
+    Args:
+      text: the line.
+      stream: to write to; None: stdout.
+    """
+    stream = stream or sys.stdout
+    with _lossy(stream):
+        print(text, file=stream, flush=True)
+
+
+@contextlib.contextmanager
+def _lossy(stream: TextIO | None) -> Iterator[None]:
+    """What is written to the stream may fail: no reason to stop what goes on."""
+    try:
+        yield
+    except OSError:
+        with contextlib.suppress(OSError):
+            _drop(stream)
+
+
+def _drop(stream: TextIO) -> None:
+    """Empties a stream's buffer into nothing.
+
+    What could not be written stays there: it would fail once more at the next line,
+    and at the end of the process, as exit code 120.
+    """
+    descriptor = stream.fileno()
+    kept, nothing = os.dup(descriptor), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, descriptor)
+        stream.flush()
+    finally:
+        os.dup2(kept, descriptor)
+        os.close(kept)
+        os.close(nothing)
 
 
 class _Progress:
@@ -38,7 +80,8 @@ class _Progress:
     ):
         self._doing, self._total, self._stream = doing, total, stream or sys.stdout
         self._shows = shows
-        self._terminal = shows and self._stream.isatty()
+        # Python has no stdout where it was closed before the start.
+        self._terminal = shows and bool(self._stream) and self._stream.isatty()
         self._last_line = time.monotonic()
         self._count_from(done, self._last_line)
         self._bar = Progress(
@@ -55,11 +98,13 @@ class _Progress:
         self._task = self._bar.add_task("", total=total, completed=done, numbers="")
 
     def __enter__(self):
-        self._bar.start()
+        with _lossy(self._stream):
+            self._bar.start()
         return self
 
     def __exit__(self, *_) -> None:
-        self._bar.stop()
+        with _lossy(self._stream):
+            self._bar.stop()
 
     def _count_from(self, done: int, now: float) -> None:
         """Speed and remaining time are those of what is done from now on."""
@@ -84,9 +129,10 @@ class _Progress:
     def say(self, text: str) -> None:
         """Prints a line above the bar."""
         if self._terminal:
-            self._bar.console.print(text, markup=False, highlight=False)
+            with _lossy(self._stream):
+                self._bar.console.print(text, markup=False, highlight=False)
         elif self._shows:
-            print(text, file=self._stream, flush=True)
+            say(text, self._stream)
 
 
 class TrainingProgress(_Progress):

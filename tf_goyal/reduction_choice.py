@@ -22,7 +22,7 @@ from tf_goyal import (
 from tf_goyal.arrivals import Arrivals
 from tf_goyal.cluster import Cluster
 from tf_goyal.config import Config
-from tf_goyal.network_probe import Measured
+from tf_goyal.network_probe import Measured, Watched, unwatched
 from tf_goyal.placement import Placement
 from tf_goyal.reduction_plan import Bucket
 
@@ -116,8 +116,11 @@ class ReductionChoice:
             gradients_from=_gradients_from(model),
         )
 
-    def choose(self) -> dict[str, Any]:
+    def choose(self, watched: Watched = unwatched) -> dict[str, Any]:
         """Measures if it has to, chooses and tries; every process of the run calls it.
+
+        Args:
+          watched: see `network_probe.Watched`.
 
         Returns:
           JSON values: "measured" (algorithm -> bytes -> seconds, or None) and "buckets"
@@ -128,7 +131,7 @@ class ReductionChoice:
         """
         measured = None
         if self._config.allreduce == "auto" and self._cluster.processes > 1:
-            measured = self._measure()
+            measured = self._measure(watched)
         self._buckets = plan(self._config, self._model, measured)
         if self._placement.devices > 1:
             network_probe.check(
@@ -137,6 +140,7 @@ class ReductionChoice:
                 placement=self._placement,
                 rank=self._cluster.rank,
                 hosts=self._hosts,
+                watched=watched,
             )
         return {
             "measured": measured and measured.seconds,
@@ -146,18 +150,17 @@ class ReductionChoice:
             ],
         }
 
-    def _measure(self) -> Measured:
+    def _measure(self, watched: Watched) -> Measured:
         gpus = tf.config.list_physical_devices("GPU")
-        names = ["nccl" if gpus else "ring", "halving_doubling"]
-        if self._cluster.processes > 2:
-            names.append("doubling")
+        names = ["nccl" if gpus else "ring", "halving_doubling", "doubling"]
         if 1 < len(self._hosts) < self._cluster.processes:
             names.append("hierarchical")
         return network_probe.measure(
             names,
             strategy=self._strategy,
             placement=self._placement,
-            device_sum=self._device_sum,
+            device_sum=watched("a sum over all processes", self._device_sum),
             rank=self._cluster.rank,
             hosts=self._hosts,
+            watched=watched,
         )

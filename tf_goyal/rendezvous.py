@@ -58,6 +58,7 @@ class Meeting:
       me: this process.
       say: is given lines for people.
       refusal: why this process will not start; empty: it will.
+      stopped: is given the name of another process that was asked to stop.
     """
 
     def __init__(
@@ -66,7 +67,9 @@ class Meeting:
         me: Member,
         say: Callable[[str], None],
         refusal: str = "",
+        stopped: Callable[[str], None] = lambda _: None,
     ):
+        self._stopped = stopped
         self._workers, self._me, self._say = workers, me, say
         self._refusal = refusal and f"{self._name(me.rank)} does not start: {refusal}"
         self._others = [rank for rank in range(len(workers)) if rank != me.rank]
@@ -121,6 +124,25 @@ class Meeting:
             except Refused as error:
                 await self._spread(str(error))
                 raise
+
+    async def stop(self, seconds: float) -> None:
+        """Tells the others that this process was asked to stop.
+
+        Those that are connected are told, the rest by rank 0. Where rank 0 is not
+        there, all are called, for they wait for it as this process does.
+
+        Args:
+          seconds: at most, for them to be told.
+        """
+        message = {"stop": self._me.rank}
+        links = self._links_here()
+        for frames in links:
+            frames.send(message)
+        telling = [frames.sent() for frames in links]
+        if self._me.rank and not self._hub:
+            telling = [self._tell(rank, message) for rank in self._others]
+        with contextlib.suppress(TimeoutError):
+            await _within(seconds, asyncio.gather(*telling, return_exceptions=True))
 
     async def _listeners(self) -> list[socket.socket]:
         """Listens at our address, once whoever had it before has ended."""
@@ -199,13 +221,21 @@ class Meeting:
         Raises:
           _Unreachable: as of `_ask`.
         """
+        await self._tell(rank, {"refusal": self._refusal})
+        self._told.add(rank)
+        self._changed.set()
+
+    async def _tell(self, rank: int, message: Any) -> None:
+        """Calls a rank for one message.
+
+        Raises:
+          _Unreachable: as of `_ask`.
+        """
         frames, _ = await self._call(rank)
-        frames.send({"refusal": self._refusal})
+        frames.send(message)
         with contextlib.suppress(OSError):
             await frames.sent()
         frames.close()
-        self._told.add(rank)
-        self._changed.set()
 
     async def _join(self) -> None:
         """Calls rank 0, and hears what it says until the connection ends.
@@ -220,6 +250,8 @@ class Meeting:
             while message := await self._receive(frames):
                 if "refusal" in message:
                     self._end(Refused(message["refusal"]))
+                elif "stop" in message:
+                    self._stopped(self._name(message["stop"]))
                 elif "turned_away" in message:
                     self._end(ValueError(message["turned_away"]))
                 elif "go" in message and not self._over.done():
@@ -306,7 +338,8 @@ class Meeting:
             frames.close()
             await self._rejoin_if_another(hello)
             return
-        link = self._links[hello.rank, hello.instance] = _Link(frames, "others")
+        known = hello.rank, hello.instance
+        link = self._links[known] = _Link(frames, "others")
         try:
             if turned_away := await self._turned_away(hello):
                 frames.send({"turned_away": turned_away})
@@ -315,11 +348,26 @@ class Meeting:
                     self._end(Refused(message["refusal"]))
                 elif "misses" in message:
                     link.misses = message["misses"]
+                elif "stop" in message:
+                    for other in self._links_here():
+                        if other is not frames:
+                            other.send(message)
+                    self._stopped(self._name(message["stop"]))
                 self._changed.set()
         except (BadFrame, OSError, EOFError):
-            self._links.pop((hello.rank, hello.instance), None)
-            self._changed.set()
             frames.close()
+            if self._links.get(known) is not link:  # it has called again
+                return
+            del self._links[known]
+            if self._reached.get(hello.rank) == hello.instance:
+                self._call_again(hello.rank)
+            self._changed.set()
+
+    def _call_again(self, rank: int) -> None:
+        """Forgets who answered at a rank's address, and looks who does now."""
+        del self._reached[rank]
+        self._why[rank] = "connection closed"
+        self._start(self._reach(rank))
 
     async def _rejoin_if_another(self, hello: Hello) -> None:
         """Leaves a rank 0 that is gone, though its connection does not say so."""
@@ -340,8 +388,8 @@ class Meeting:
         try:
             await self._ask(rank)
         except _Unreachable:
-            if self._reached.pop(rank, None):
-                self._start(self._reach(rank))
+            if rank in self._reached:
+                self._call_again(rank)
             return ""
         return "" if self._reached[rank] == hello.instance else self._taken(rank)
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from tf_goyal import checkpoint, run_log
 from tf_goyal.config import Config
@@ -39,30 +39,32 @@ def last_checkpoint(
         )
     train_images = len(data.train)
 
-    def cut_short(manifest: dict[str, Any]) -> str:
+    def unusable(manifest: dict[str, Any]) -> str:
         positions = manifest["step"] * settings.global_batch
-        then = _stored(manifest).total_images(train_images)
+        try:
+            then = _stored(manifest).settings.total_images(train_images)
+        except ValueError as error:
+            return str(error)
         if min(positions, then) == min(positions, settings.total_images(train_images)):
             return ""
         return "ends a shorter run, in a step that was not full"
 
-    found = checkpoint.load_latest(settings.model_dir, cut_short, at_most)
+    found = checkpoint.load_latest(settings.model_dir, unusable, at_most)
     if found is None:
         return {}, start
     arrays, manifest = found
-    metadata = manifest["metadata"]
     stored = _stored(manifest)
     differences = [
         f"{what} {then}, now {now}"
         for what, then, now in (
-            ("training images were", metadata["derived"]["train_images"], train_images),
-            ("labels were", metadata["derived"]["labels"], list(data.labels)),
+            ("training images were", stored.train_images, train_images),
+            ("labels were", stored.labels, list(data.labels)),
         )
         if then != now
     ] + [
-        f"--{name} was {getattr(stored, name)}, now {getattr(settings, name)}"
+        f"--{name} was {getattr(stored.settings, name)}, now {getattr(settings, name)}"
         for name in settings.recipe_fields
-        if getattr(stored, name) != getattr(settings, name)
+        if getattr(stored.settings, name) != getattr(settings, name)
     ]
     if differences:
         raise ValueError(
@@ -72,9 +74,9 @@ def last_checkpoint(
     return arrays, {
         "step": manifest["step"],
         "sha256": manifest["sha256"],
-        "owes_evaluation": metadata["owes_evaluation"]
+        "owes_evaluation": stored.owes_evaluation
         and not _is_evaluated(settings.model_dir, manifest["step"]),
-        "broken_records": metadata.get("broken_records", {}),
+        "broken_records": stored.broken_records,
     }
 
 
@@ -129,6 +131,45 @@ def _is_evaluated(model_dir: str, step: int) -> bool:
     return any(line["kind"] == "eval" and line["step"] == step for line in lines)
 
 
-def _stored(manifest: dict[str, Any]) -> Config:
-    """The settings of the run that wrote a checkpoint."""
-    return Config.from_json(json.dumps(manifest["metadata"]["flags"]))
+class _Stored(NamedTuple):
+    """What a checkpoint says of the run that wrote it: all that is asked of it."""
+
+    settings: Config
+    train_images: int
+    labels: list[str]
+    owes_evaluation: bool
+    broken_records: dict[str, list[int]]
+
+
+def _stored(manifest: dict[str, Any]) -> _Stored:
+    """Reads a manifest's metadata.
+
+    Raises:
+      ValueError: something is missing, or is not what it should be.
+    """
+    metadata = manifest["metadata"]
+    try:
+        stored = _Stored(
+            Config.from_json(json.dumps(metadata["flags"])),
+            metadata["derived"]["train_images"],
+            metadata["derived"]["labels"],
+            metadata["owes_evaluation"],
+            metadata.get("broken_records", {}),
+        )
+        stored.settings.total_images(1)
+        for name, kind in (
+            ("train_images", int),
+            ("labels", list),
+            ("owes_evaluation", bool),
+            ("broken_records", dict),
+        ):
+            if type(value := getattr(stored, name)) is not kind:
+                raise ValueError(f"its {name} is {value!r:.40}")
+        for split, records in stored.broken_records.items():
+            if type(records) is not list or {type(r) for r in records} - {int}:
+                raise ValueError(f"its broken_records of {split} are {records!r:.40}")
+    except KeyError as error:
+        raise ValueError(f"has a damaged manifest: it lacks {error}") from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"has a damaged manifest: {error}") from error
+    return stored

@@ -11,6 +11,7 @@ from typing import Any
 
 from tf_goyal import files
 from tf_goyal.files import AnyPath
+from tf_goyal.progress import say
 
 FILE_NAME = "log.jsonl"
 _PAUSE = 60.0  # seconds between whole logs written to a store, for "train" lines
@@ -93,7 +94,7 @@ class RunLog:
         """Says that lines cannot be written, once until they can again."""
         if not self._failing:
             self._failing = True
-            print(f"{FILE_NAME} cannot be written: {error}", file=sys.stderr)
+            say(f"{FILE_NAME} cannot be written: {error}", sys.stderr)
 
     def close(self) -> None:
         """Flushes everything to the disk. Nothing can be written after it."""
@@ -154,7 +155,8 @@ def read(model_dir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Reads a run's log.
 
     Steps that ran twice, because a run was stopped and resumed at an older checkpoint,
-    are given once: as they ran last. Half-written lines are passed over.
+    are given once: as they ran last. Half-written lines are passed over, and what else
+    is none of ours.
 
     Returns:
       The lines as dictionaries, in the order of the file.
@@ -164,13 +166,13 @@ def read(model_dir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """
     lines: dict[Any, dict[str, Any]] = {}
     path = files.path(model_dir) / FILE_NAME
-    for number, text in enumerate(path.read_text("utf-8").splitlines()):
+    for number, text in enumerate(path.read_bytes().splitlines()):
         try:
-            line = json.loads(text)
+            line = json.loads(text.decode(errors="replace"))
             place = line["kind"], number if line["kind"] == "event" else line["step"]
-        except (ValueError, KeyError, TypeError):
+            lines.pop(place, None)
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
-        lines.pop(place, None)
         lines[place] = line
     return list(lines.values())
 

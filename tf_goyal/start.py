@@ -2,7 +2,8 @@
 
 TensorFlow tells every process on stderr which CPU kernels it uses and that it found no
 GPU, before its log level counts. With eight processes nobody finds the one line that
-matters. They are held back, and shown when the start fails.
+matters. They are held back, and shown when the start fails. What Python writes to
+stderr meanwhile is not: another thread may say why it ends the process.
 """
 
 import os
@@ -18,7 +19,12 @@ def tensorflow() -> None:
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     sys.stderr.flush()
+    # It stays open: another thread may write to it later than this one is done.
     stderr = os.dup(2)
+    ours = sys.stderr
+    sys.stderr = open(
+        stderr, "w", buffering=1, errors="backslashreplace", closefd=False
+    )
     with tempfile.TemporaryFile() as held:
         os.dup2(held.fileno(), 2)
         try:
@@ -30,5 +36,5 @@ def tensorflow() -> None:
             os.write(stderr, held.read())
             raise
         finally:
+            sys.stderr = ours
             os.dup2(stderr, 2)
-            os.close(stderr)

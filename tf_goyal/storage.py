@@ -9,14 +9,15 @@ import tempfile
 import uuid
 from pathlib import Path
 
-from tf_goyal import files
+from tf_goyal import checkpoint, files, provenance, run_log
 from tf_goyal.files import AnyPath, StorePath
 
 
 def trial_write(folder: str | os.PathLike[str]) -> AnyPath:
     """Writes, flushes and removes a file in a folder, or in the nearest above it.
 
-    The folder need not exist and is not made: nothing is left behind.
+    The folder need not exist and is not made: nothing is left behind. What is in it
+    already must be of the kind that a run has there.
 
     Returns:
         The folder that was tried.
@@ -35,6 +36,8 @@ def trial_write(folder: str | os.PathLike[str]) -> AnyPath:
         with tempfile.TemporaryFile(dir=tried) as file:
             file.write(bytes(4096))
             files.sync(file)
+        if tried == wanted:
+            _check_contents(wanted)
     except OSError as error:
         raise ValueError(
             f"--model_dir must be a folder that can be written, but a trial write "
@@ -42,6 +45,27 @@ def trial_write(folder: str | os.PathLike[str]) -> AnyPath:
             "another"
         ) from error
     return tried
+
+
+def _check_contents(folder: Path) -> None:
+    """Looks at what a run writes to, where it is there from before.
+
+    Raises:
+        ValueError: a file is where a folder should be, or the other way round, or it
+            cannot be written to.
+    """
+    for path, kind in (
+        (checkpoint.folder(folder), "a folder"),
+        (folder / run_log.FILE_NAME, "a file"),
+        (folder / provenance.FILE_NAME, "a file"),
+    ):
+        if not os.path.lexists(path):
+            continue
+        if path.is_dir() != (kind == "a folder") or not os.access(path, os.W_OK):
+            raise ValueError(
+                f"--model_dir must be a run's folder or a new one, but {path} is not "
+                f"{kind} that can be written: move it away or name another folder"
+            )
 
 
 def _try_store(folder: StorePath) -> None:

@@ -5,13 +5,16 @@ alone. What can be refused is refused, with exit code 2, before TensorFlow start
 a start without all processes, or with processes that differ.
 """
 
+import contextlib
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from tf_goyal import (
+    addresses,
     cluster,
     coordination,
     evaluator,
@@ -30,11 +33,14 @@ from tf_goyal.cluster import Cluster
 from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
 from tf_goyal.peers import PEER_LOST, Peers
+from tf_goyal.progress import say
 from tf_goyal.resume import Found
 
 _OTHERS_SECONDS = 3.0  # for the others to say what they miss, before we are missed
 _NAMING_SECONDS = 5.0  # for the heartbeats to find who is lost
+_LEAVING_SECONDS = 1.0  # for the main thread to leave, where TensorFlow lets it
 _SAVING_SECONDS = 10.0  # for a checkpoint that is being written
+_PORT_TAKEN = "Could not start gRPC server"  # all that TensorFlow says of it
 DONE, INPUT_FAILED = 0, 3  # exit codes; peers, asked and the trainer have more
 
 _leaving = threading.Lock()  # taken once, by the thread that ends the process
@@ -73,7 +79,7 @@ def main(_: list[str]) -> int:
     manifest = found[1]
     done = manifest["step"] >= settings.total_steps(len(data.train))
     if done and not manifest["owes_evaluation"]:
-        print(f"already done: {settings.model_dir} is at step {manifest['step']}")
+        say(f"already done: {settings.model_dir} is at step {manifest['step']}")
         return DONE
     others = peers.meet(
         members.workers,
@@ -81,10 +87,9 @@ def main(_: list[str]) -> int:
         token=token,
         start_timeout=settings.start_timeout,
         peer_timeout=settings.peer_timeout,
+        asked=asked,
     )
     with others:
-        asked.tell(others.ask_to_stop)
-        others.stopped = asked.by
         return _run(settings, members, data, found, asked, others)
 
 
@@ -109,6 +114,8 @@ def _run(
     arrays, manifest = resume.agreed(found, settings, data, others.gather)
 
     # From here on TensorFlow runs.
+    hosts = [addresses.split(worker)[0] for worker in members.workers]
+    coordination.avoid_proxies(hosts, os.environ)
     start.tensorflow()
     from tf_goyal import build
 
@@ -117,15 +124,18 @@ def _run(
         start_timeout=settings.start_timeout,
         peer_timeout=settings.peer_timeout,
     )
-    trainer = build.trainer(
-        settings,
-        members,
-        data,
-        metadata=description,
-        lost=lambda why: _leave(trainer, members, others, why, after=_OTHERS_SECONDS),
-        broken_records=manifest["broken_records"],
-        asked=asked,
-    )
+    with _starting(settings, members, asked, others):
+        trainer = build.trainer(
+            settings,
+            members,
+            data,
+            metadata=description,
+            lost=lambda why: _leave(
+                trainer, members, others, why, after=_OTHERS_SECONDS
+            ),
+            broken_records=manifest["broken_records"],
+            asked=asked,
+        )
     others.lost = lambda why: _leave(trainer, members, others, why)
     trainer.log.write(
         "event", event="start", step=manifest["step"], notes=list(members.notes)
@@ -134,8 +144,65 @@ def _run(
         trainer.restore(arrays)
     if members.is_chief:
         provenance.write(settings.model_dir, description)
-        print(_headline(settings, trainer, manifest["step"]), flush=True)
+        say(_headline(settings, trainer, manifest["step"]))
     return _train(trainer, manifest, members, asked, others)
+
+
+@contextlib.contextmanager
+def _starting(
+    settings: Config, members: Cluster, asked: Asked, others: Peers
+) -> Iterator[None]:
+    """While TensorFlow's servers start, and wait for each other.
+
+    Raises:
+      ValueError: they cannot.
+    """
+    import tensorflow as tf
+
+    started = threading.Event()
+
+    def leave() -> None:
+        if not started.wait(_LEAVING_SECONDS):
+            say("asked to stop: there is nothing to save", sys.stderr)
+            sys.stderr.flush()
+            os._exit(ASKED_TO_STOP)  # the main thread waits for the servers
+
+    asked.tell(lambda: threading.Thread(target=leave, daemon=True).start())
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if members.processes == 1 or not _no_server(error):
+            raise
+        if asked.to_stop:  # and so were the others, and some have left
+            os._exit(ASKED_TO_STOP)
+        if _PORT_TAKEN in error.message:
+            raise ValueError(
+                f"the port of {members.address} must be free for TensorFlow's server, "
+                "but another process took it since the processes met: start again, or "
+                "give this process another port"
+            ) from error
+        others.wait_for_loss(_NAMING_SECONDS)
+        raise ValueError(
+            "TensorFlow's servers must reach each other within "
+            f"--start_timeout={settings.start_timeout:g} s, but the one at "
+            f"{members.address} does not: {_reason(error)}; see to firewalls and "
+            "proxies between the processes"
+        ) from error
+    finally:
+        started.set()
+
+
+def _no_server(error: Any) -> bool:
+    """Whether an error of TensorFlow's start is one of its server, or of another's."""
+    import tensorflow as tf
+
+    kinds = (
+        tf.errors.DeadlineExceededError,
+        tf.errors.UnavailableError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+    )
+    return isinstance(error, kinds) or _PORT_TAKEN in error.message
 
 
 def _headline(settings: Config, trainer: Any, first_step: int) -> str:
@@ -170,16 +237,18 @@ def _train(
 
     rank = f"rank {members.rank} of {members.processes}"
     try:
-        trainer.log.write("event", event="all_reduce", **trainer.choose_all_reduce())
-        try:
-            code = trainer.train(manifest["step"], manifest["owes_evaluation"])
-        except ValueError as error:  # a fault of ours, and not of the input
-            raise RuntimeError("training failed") from error
-        sha256 = trainer.weights_sha256()
-        if trainer.differences({"weights": sha256}):
-            raise RuntimeError(f"the weights differ between processes ({rank})")
+        with trainer.watchdog:
+            chosen = trainer.choose_all_reduce()
+            trainer.log.write("event", event="all_reduce", **chosen)
+            try:
+                code = trainer.train(manifest["step"], manifest["owes_evaluation"])
+            except ValueError as error:  # a fault of ours, and not of the input
+                raise RuntimeError("training failed") from error
+            sha256 = trainer.weights_sha256()
+            if trainer.differences({"weights": sha256}):
+                raise RuntimeError(f"the weights differ between processes ({rank})")
     except InputError as error:
-        print(f"{rank}: {error}", file=sys.stderr, flush=True)
+        say(f"{rank}: {error}", sys.stderr)
         trainer.log.write("event", event="input_failed", why=str(error))
         trainer.log.close()
         others.tell_lost(f"its input failed: {error}")
@@ -191,7 +260,7 @@ def _train(
             os._exit(ASKED_TO_STOP)
         others.wait_for_loss(_NAMING_SECONDS)
         _leave(trainer, members, others, _reason(error))
-    print(f"{rank}: exit code {code}, weights_sha256 {sha256}", flush=True)
+    say(f"{rank}: exit code {code}, weights_sha256 {sha256}")
     trainer.log.close()
     return code
 
@@ -202,7 +271,7 @@ def _leave(
     """Ends this process because a peer is lost, `after` some seconds."""
     with _leaving:
         rank = f"rank {members.rank} of {members.processes}"
-        print(f"{rank}: a peer was lost: {why}", file=sys.stderr, flush=True)
+        say(f"{rank}: a peer was lost: {why}", sys.stderr)
         trainer.log.write("event", event="peer_lost", why=why)
         trainer.log.close()
         if trainer.writer:

@@ -44,9 +44,10 @@ class Trainer:
       describe_broken: split, record -> where a broken record is, and why it is.
       validation_images: records of the validation split, good or broken.
       device_sum: `step.device_sum`'s.
+      meet: waits for all processes, however long one of them takes.
       choose_all_reduce: to be called once by all processes before they train; returns
         what was measured and chosen, for the log.
-      watchdog: looks on while the steps run.
+      watchdog: looks on; entered by whoever calls.
       asked: whether this process was asked to stop.
       writer: of checkpoints; rank 0 has one.
       log: `RunLog`; drops everything on other ranks.
@@ -65,6 +66,7 @@ class Trainer:
     describe_broken: Callable[[str, int], tuple[str, str]]
     validation_images: int
     device_sum: Callable[[np.ndarray], np.ndarray]
+    meet: Callable[[], None]
     choose_all_reduce: Callable[[], dict[str, Any]]
     watchdog: Watchdog
     asked: Asked
@@ -91,7 +93,9 @@ class Trainer:
         with self.asked.finishing():
             code = self._train(first_step, owes_evaluation)
             not_saved = self.writer.wait() if self.writer else ""
+            self.meet()  # slow storage is no lost peer
         if not_saved and code != NOT_FINITE:
+            self.log.write("event", event="not_saved", why=not_saved)
             return NOT_SAVED
         if code == DONE:
             self.log.write("event", event="done", step=self.cadence.total_steps)
@@ -102,12 +106,9 @@ class Trainer:
         epochs = cadence.epoch(cadence.total_steps)
         batches = self.batches(first_step)
         meter = Meter(cadence.global_batch)
-        with (
-            self.watchdog,
-            TrainingProgress(
-                cadence.total_steps, first_step, epochs, shows=self.rank == 0
-            ) as progress,
-        ):
+        with TrainingProgress(
+            cadence.total_steps, first_step, epochs, shows=self.rank == 0
+        ) as progress:
             if owes_evaluation and not self._evaluate(first_step, progress):
                 return self._asked_to_stop(first_step, progress)
             if self.broken.too_many:
@@ -159,7 +160,8 @@ class Trainer:
                 if cadence.saves(step) or stopping:
                     if not self._finite():
                         return self._not_finite(step, progress, what="the weights")
-                    self._save(step, owes_evaluation=evaluation_due)
+                    last = stopping or step == cadence.total_steps
+                    self._save(step, evaluation_due, last, progress)
                 if stopping:
                     return self._asked_to_stop(step, progress)
                 meter.restart()
@@ -200,15 +202,29 @@ class Trainer:
         )
         return True
 
-    def _save(self, step: int, owes_evaluation: bool) -> None:
-        """Copies the state; it is written while training goes on."""
-        if self.writer:
-            metadata = {
-                **self.metadata,
-                "owes_evaluation": owes_evaluation,
-                "broken_records": self.broken.as_json(),
-            }
-            self.writer.save(step, self.state(), metadata)
+    def _save(
+        self, step: int, owes_evaluation: bool, last: bool, progress: TrainingProgress
+    ) -> None:
+        """Copies the state; it is written while training goes on.
+
+        The other processes are in their next step's all-reduce by then: only the last
+        checkpoint waits for the one before it, where storage is slower than training.
+        """
+        if self.writer is None:
+            return
+        if self.writer.busy and not last:
+            self.log.write("event", event="checkpoint_skipped", step=step)
+            progress.say(
+                f"not saved at step {step}: the checkpoint before is still being "
+                "written; raise --checkpoint_every, or use faster storage"
+            )
+            return
+        metadata = {
+            **self.metadata,
+            "owes_evaluation": owes_evaluation,
+            "broken_records": self.broken.as_json(),
+        }
+        self.writer.save(step, self.state(), metadata)
 
     def _finite(self) -> bool:
         """Whether the state is, and so can be gone on from."""

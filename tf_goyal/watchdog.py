@@ -73,15 +73,21 @@ class Watchdog:
 
     def _look(self) -> None:
         before: object = None
-        since = time.monotonic()
-        while not self._stopped.wait(min(_LOOKS, self._seconds / 4)):
+        waited, looked = 0.0, time.monotonic()
+        interval = min(_LOOKS, self._seconds / 4)
+        while not self._stopped.wait(interval):
+            # A process that was stopped itself must not blame others for the time.
+            now = time.monotonic()
+            passed, looked = min(now - looked, 2 * interval), now
             calls, step, begun = self._calls, self._step, self._begun
             counts = dict(self._counts())
             # Until its own part is done a process computes, however long that takes.
             waits = calls or (step is not None and counts.get(READY, 0) >= begun)
             if not waits or (calls, step, counts) != before:
-                before, since = (calls, step, counts), time.monotonic()
-            elif time.monotonic() - since > self._seconds:
+                before, waited = (calls, step, counts), 0.0
+                continue
+            waited += passed
+            if waited > self._seconds:
                 where = f"{calls[0]}:" if calls else f"step {step}: its all-reduce"
                 missing = "" if calls else f" ({_missing(counts, begun)})"
                 self._bark(

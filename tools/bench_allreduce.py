@@ -13,8 +13,10 @@ python tools/bench_allreduce.py --processes=8 --network="5 ms, no limit" \
 
 All algorithms run in one start of the processes and take turns of a few calls, so that
 whatever else the machine does hits all of them; a number is the median over the rounds
-of a turn's seconds per call, by the clock of rank 0. Measured too: what a message
-between two ranks costs, and adding and copying inside one.
+of a turn's seconds per call, by the clock of rank 0. Before, each start measures the
+network as --allreduce=auto does; for each size the result tells what auto would take of
+the algorithms, and the time of that one over the time of the quickest. Measured too:
+what a message between two ranks costs, and adding and copying inside one.
 
 Writes tools/results/bench_allreduce.json, one entry for each network and number of
 processes (an entry of the same name is replaced), and a picture beside it.
@@ -35,9 +37,18 @@ from tf_goyal.cluster import Cluster
 
 # doubling: halving_doubling without any halving.
 ALGORITHMS = ("ring", "halving_doubling", "doubling", "hierarchical")
-SIZES = (256, 4096, 16384, 65536, 262144, 1048576, 4194304)
+SIZES = (256, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216)
 MESSAGE_SIZES = (1, 1024, 65536, 1048576)
 RESULT = "bench_allreduce"
+_COLUMNS = 4  # panels in a row of the picture, at most
+# Bytes that the picture names.
+_TICKS = {
+    2**10: "1 KiB",
+    2**14: "16 KiB",
+    2**18: "256 KiB",
+    2**22: "4 MiB",
+    2**26: "64 MiB",
+}
 
 
 def define(values: absl_flags.FlagValues) -> None:
@@ -49,11 +60,11 @@ def define(values: absl_flags.FlagValues) -> None:
             name, [str(d) for d in default], text, flag_values=values
         )
 
-    numbers("processes", (2, 4, 8), "Numbers of processes; for each one start.")
+    numbers("processes", (2, 4, 8), "Numbers of processes, from 2 on; each one start.")
     numbers("sizes", SIZES, "Elements of the buffer, float32.")
     absl_flags.DEFINE_list(
         "algorithms",
-        list(ALGORITHMS[:2]),
+        list(ALGORITHMS[:3]),
         f"Of {', '.join(ALGORITHMS)}; hierarchical takes its hosts from --addresses.",
         flag_values=values,
     )
@@ -72,7 +83,9 @@ def rank_main(told: dict[str, Any]) -> None:
 
     rank, workers = told["rank"], told["workers"]
     strategy = cluster.strategy(Cluster(tuple(workers), rank))
-    result: dict[str, Any] = {"messages": measure_messages(rank)}
+    measured = measure_as_auto(strategy, told["algorithms"], rank, workers)
+    result: dict[str, Any] = {"probe": measured.seconds}
+    result["messages"] = measure_messages(rank)
     result["seconds_per_byte"] = measure_memory()
     calls = {
         (size, algorithm): reduction(strategy, algorithm, size, rank, workers)
@@ -96,13 +109,42 @@ def rank_main(told: dict[str, Any]) -> None:
                 each = (time.perf_counter() - before) / repeats
                 seconds[algorithm].append(each)
         medians = {a: statistics.median(s) for a, s in seconds.items()}
+        auto = measured.best(4 * size)
         result["sizes"].append(
-            {"elements": size, "seconds": medians, "rounds_of_seconds": seconds}
+            {
+                "elements": size,
+                "seconds": medians,
+                "auto": auto,
+                "auto_over_best": medians[auto] / min(medians.values()),
+                "rounds_of_seconds": seconds,
+            }
         )
         if rank == 0:
             line = ", ".join(f"{a} {1e3 * s:.2f}" for a, s in medians.items())
-            print(f"p = {len(workers)}, {size} floats, ms: {line}", flush=True)
+            print(
+                f"p = {len(workers)}, {size} floats, ms: {line}; auto: {auto}",
+                flush=True,
+            )
     rank_processes.report(result)
+
+
+def measure_as_auto(
+    strategy: Any, algorithms: list[str], rank: int, workers: list[str]
+) -> Any:
+    """`network_probe.Measured` of these algorithms."""
+    from tf_goyal import hierarchical, network_probe, step
+    from tf_goyal.placement import Placement
+
+    placement = Placement(strategy, rank, len(workers))
+    return network_probe.measure(
+        algorithms,
+        strategy=strategy,
+        placement=placement,
+        device_sum=step.device_sum(strategy, placement),
+        rank=rank,
+        hosts=hierarchical.ranks_by_host(workers),
+        watched=network_probe.unwatched,
+    )
 
 
 def reduction(
@@ -218,18 +260,24 @@ def measure_memory() -> dict[str, float]:
 
 
 def draw(entries: list[dict[str, Any]], output: Path) -> None:
-    """Seconds against size: a row for each network, a column for each p."""
+    """Seconds against size: a panel for each entry, one after another.
+
+    An entry without sizes has none. Without any panel there is no picture.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    networks = sorted({e["network"] for e in entries})
-    counts = sorted({e["processes"] for e in entries})
+    entries = [entry for entry in entries if entry.get("sizes")]
+    if not entries:
+        return
+    columns = min(_COLUMNS, len(entries))
+    rows = -(-len(entries) // columns)
     figure, axes = pyplot.subplots(
-        len(networks),
-        len(counts),
-        figsize=(1.2 + 3.0 * len(counts), 0.6 + 2.7 * len(networks)),
+        rows,
+        columns,
+        figsize=(1.2 + 3.0 * columns, 0.6 + 2.7 * rows),
         squeeze=False,
         layout="constrained",
     )
@@ -239,39 +287,71 @@ def draw(entries: list[dict[str, Any]], output: Path) -> None:
         "doubling": ("tab:orange", "v"),
         "hierarchical": ("tab:blue", "^"),
     }
-    for row, network in zip(axes, networks, strict=True):
-        for axis, count in zip(row, counts, strict=True):
-            found = [
-                e for e in entries if (e["network"], e["processes"]) == (network, count)
-            ]
-            if not found:
-                axis.set_axis_off()
+    panels = list(axes.flat)
+    for axis in panels[len(entries) :]:
+        axis.set_axis_off()
+    for axis, entry in zip(panels, entries):
+        sizes = entry["sizes"]
+        for name, (color, marker) in looks.items():
+            measured = [s for s in sizes if name in s["seconds"]]
+            if not measured:
                 continue
-            sizes = found[0]["sizes"]
-            for name in sizes[0]["seconds"]:
-                color, marker = looks[name]
-                axis.plot(
-                    [4 * s["elements"] for s in sizes],
-                    [1e3 * s["seconds"][name] for s in sizes],
-                    color=color,
-                    marker=marker,
-                    markersize=4,
-                    label=name.replace("_", "-"),
-                )
-            axis.set_xscale("log", base=2)
-            axis.set_yscale("log")
-            ticks = ["1 KiB", "16 KiB", "256 KiB", "4 MiB"]
-            axis.set_xticks([2**10, 2**14, 2**18, 2**22], ticks, fontsize=8)
-            axis.tick_params(axis="y", which="both", labelsize=8)
-            axis.yaxis.set_minor_formatter(pyplot.LogFormatter(minor_thresholds=(2, 1)))
-            axis.yaxis.set_major_formatter("{x:g}")
-            axis.grid(alpha=0.3)
-            axis.set_title(f"{network}, {count} processes", fontsize=9)
-            axis.legend(frameon=False, fontsize=7)
+            axis.plot(
+                [4 * s["elements"] for s in measured],
+                [1e3 * s["seconds"][name] for s in measured],
+                color=color,
+                marker=marker,
+                markersize=4,
+                label=name.replace("_", "-"),
+            )
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        largest = max(4 * s["elements"] for s in sizes)
+        ticks = {at: text for at, text in _TICKS.items() if at <= largest}
+        axis.set_xticks(list(ticks), list(ticks.values()), fontsize=8)
+        axis.tick_params(axis="y", which="both", labelsize=8)
+        axis.yaxis.set_minor_formatter(pyplot.LogFormatter(minor_thresholds=(2, 1)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.grid(alpha=0.3)
+        axis.set_title(
+            f"{entry['network']}, {entry['processes']} processes", fontsize=9
+        )
+        axis.legend(frameon=False, fontsize=7)
     figure.supylabel("ms per all-reduce")
     figure.supxlabel("bytes of the buffer")
     figure.savefig(output, dpi=120)
     pyplot.close(figure)
+
+
+def validate(values: Any) -> tuple[list[int], dict[str, Any]]:
+    """Numbers of processes, and what the ranks are told.
+
+    Raises:
+      ValueError: the flags ask for what cannot be measured.
+    """
+    counts = _numbers("processes", values.processes, 2)
+    sizes = _numbers("sizes", values.sizes, 1)
+    if not values.algorithms or not set(values.algorithms) <= {*ALGORITHMS}:
+        raise ValueError(
+            f"--algorithms must be of {', '.join(ALGORITHMS)}, got "
+            f"{','.join(values.algorithms) or 'none'}"
+        )
+    rank_processes.addresses(values.addresses, max(counts))
+    told = {"algorithms": values.algorithms, "sizes": sizes, "rounds": values.rounds}
+    return counts, told
+
+
+def _numbers(name: str, texts: list[str], least: int) -> list[int]:
+    try:
+        numbers = [int(text) for text in texts]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < least:
+        raise ValueError(
+            f"--{name} must be whole numbers from {least} on, separated by commas, got "
+            f"{','.join(texts) or 'none'}"
+        )
+    return numbers
 
 
 def main(_: list[str]) -> int:
@@ -280,17 +360,9 @@ def main(_: list[str]) -> int:
     if values.started_rank:
         rank_main(rank_processes.begin())
         return 0
-    if unknown := set(values.algorithms) - set(ALGORITHMS):
-        raise ValueError(
-            f"--algorithms must be of {', '.join(ALGORITHMS)}, got "
-            f"{', '.join(sorted(unknown))}"
-        )
-    settings = {
-        "algorithms": values.algorithms,
-        "sizes": [int(size) for size in values.sizes],
-        "rounds": values.rounds,
-    }
-    for processes in map(int, values.processes):
+    counts, settings = validate(values)
+    network_results.kept(RESULT)  # refused now or after the measurement
+    for processes in counts:
         measured = rank_processes.run(processes, settings)[0]
         entry = {"network": values.network, "processes": processes, **measured}
         path = network_results.keep(RESULT, entry, draw)

@@ -270,6 +270,7 @@ def main(_: list[str]) -> int:
             f"--contestants must name ours, and be of {known}, got "
             f"{','.join(values.contestants)}"
         )
+    network_results.kept(RESULT)  # refused now or after the measurement
     told = {name: values[name].value for name in ("rounds", "steps", "contestants")}
     measured = training_ranks.run(told)[0]
     names = ("network", "processes", "model", "batch", "image_size", "steps")

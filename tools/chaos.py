@@ -43,8 +43,8 @@ from absl import flags as absl_flags
 from tf_goyal import checkpoint, flags
 
 FAULTS = ("kill", "terminate", "freeze", "stall", "truncate", "disk")
-STEPS = 80
-PEER_TIMEOUT, STALL_SECONDS = 10.0, 3.0
+STEPS = 40
+PEER_TIMEOUT, STALL_SECONDS = 15.0, 4.0
 DISK_BYTES = 24 * 2**20
 # k = 4 virtual workers, so that 1, 2, 3 and 4 processes can carry them.
 ARGUMENTS = (

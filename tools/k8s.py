@@ -29,7 +29,7 @@ import yaml
 from absl import flags as absl_flags
 from k8s_pod import CHECKPOINTS, DATA
 
-from tf_goyal import config, datasets, flags
+from tf_goyal import config, datasets, flags, host_list
 from tf_goyal.config import Config
 
 KINDS = ("indexed_job", "jobset", "tfjob")
@@ -38,9 +38,16 @@ KINDS = ("indexed_job", "jobset", "tfjob")
 _START_TIMEOUT = 1800
 _MOST_CHARACTERS = 63  # of a label of DNS
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035, as Services ask for
-_OBJECT = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_PART = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_OBJECT = re.compile(rf"(?=.{{1,253}}$){_PART}(\.{_PART})*")  # RFC 1123
+_IMAGE = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._/:@+]*")
+_NODE_PATH = re.compile(r"(/+(?!\.{1,2}(/|$))[^/\0]+)+/*")
+_STORE_PATH = re.compile(
+    r"[a-z][a-z0-9]*://(?!\.{1,2}(/|$))[^/]+(/(?!\.{1,2}(/|$))[^/]*)*"
+)
 _CPU = re.compile(r"[1-9][0-9]*m?")
-_BYTES = re.compile(r"[1-9][0-9]*([kMGTP]|[KMGTP]i)?")
+_BYTES = re.compile(r"([1-9][0-9]*)([kMGTP]?|[KMGTP]i)")
+_LEAST_MEMORY = 2**30  # bytes: TensorFlow alone takes half of it
 _RESTARTS = (
     "Times a run is started again after a loss; a TFJob knows only 0 and without limit."
 )
@@ -133,23 +140,45 @@ def _check(given: Any) -> None:
     """The tool's own flags, each by itself."""
     for name, pattern, wanted in (
         ("name", _LABEL, "a-z, 0-9 and -, starting with a letter, such as goyal-8k"),
-        ("image", re.compile(r"[^\s-]\S*"), "an image, such as registry/tf_goyal:1.0"),
+        ("image", _IMAGE, "an image, such as registry/tf_goyal:1.0"),
         ("cpu", _CPU, "cores or thousandths of one, such as 4 or 500m"),
         ("memory", _BYTES, "bytes, such as 16Gi"),
         ("shared_memory", _BYTES, "bytes, such as 2Gi"),
         ("checkpoint_claim", _OBJECT, "the name of a PersistentVolumeClaim"),
         ("data_claim", _OBJECT, "the name of a PersistentVolumeClaim"),
-        ("data_path", re.compile(r"/.*"), "a path from the root of a node"),
+        ("data_path", _NODE_PATH, "a folder of a node, from its root on, without .."),
         ("token_secret", _OBJECT, "the name of a Secret"),
     ):
         value = getattr(given, name)
         if not pattern.fullmatch(value) and value != given[name].default:
             raise ValueError(f"--{name} must be {wanted}, got {value!r}")
+    if _bytes(given.memory) < _LEAST_MEMORY:
+        raise ValueError(
+            "--memory must be at least 1Gi, which TensorFlow takes before it trains, "
+            f"got {given.memory}"
+        )
+    if _bytes(given.shared_memory) >= _bytes(given.memory):
+        raise ValueError(
+            "--shared_memory is a part of --memory and must leave some of it, got "
+            f"--shared_memory={given.shared_memory} of --memory={given.memory}"
+        )
+    if given.kind != "tfjob" and given.workers > host_list.MOST:
+        raise ValueError(
+            f"--workers must be at most {host_list.MOST}, as many as --worker_hosts "
+            f"can name, got {given.workers}"
+        )
     if given.data_claim and given.data_path:
         raise ValueError(
             "--data_claim and --data_path are both given, but there is one volume at "
             f"{DATA}: give one of them"
         )
+
+
+def _bytes(text: str) -> int:
+    """A quantity of Kubernetes: 16Gi, 16G or 16."""
+    number, unit = _BYTES.fullmatch(text).groups()
+    power = "kMGTP".index(unit[0].replace("K", "k")) + 1 if unit else 0
+    return int(number) * (1024 if unit.endswith("i") else 1000) ** power
 
 
 def _training(arguments: list[str], given: Any) -> tuple[list[str], Config]:
@@ -162,6 +191,11 @@ def _training(arguments: list[str], given: Any) -> tuple[list[str], Config]:
         raise ValueError(
             "--flagfile names a file that the pods do not have: write its flags out "
             "behind --, or use --recipe"
+        )
+    if expanded := [argument for argument in arguments if "$(" in argument]:
+        raise ValueError(
+            f"flags must not hold $(, which Kubernetes replaces in a pod, got "
+            f"{expanded[0]!r}: write out what it stands for"
         )
     written = _parse(arguments)
     for name in _OURS:
@@ -187,6 +221,11 @@ def _training(arguments: list[str], given: Any) -> tuple[list[str], Config]:
             "--grace_seconds must be more than 0 in a pod, which Kubernetes kills some "
             "time after it asked it to stop, got 0: give seconds"
         )
+    if settings.resume == "never":
+        raise ValueError(
+            "pods that start again go on from the run's checkpoints, which "
+            "--resume=never refuses: leave it out, a new --name has a new folder"
+        )
     images, classes = _facts(settings.dataset)
     config.validate(
         dataclasses.replace(settings, devices=settings.devices or given.gpus),
@@ -195,7 +234,26 @@ def _training(arguments: list[str], given: Any) -> tuple[list[str], Config]:
         classes=classes,
         processes=given.workers,
     )
+    _check_devices(settings, given)
     return arguments, settings
+
+
+def _check_devices(settings: Config, given: Any) -> None:
+    """What the pods will refuse, see `cluster.local_devices`, for lack of GPUs."""
+    if settings.allreduce == "nccl" and not given.gpus:
+        raise ValueError(
+            "--allreduce=nccl needs GPUs, got --gpus=0: give pods GPUs, or leave it out"
+        )
+    if given.gpus and settings.devices > given.gpus:
+        raise ValueError(
+            f"--devices={settings.devices} needs as many GPUs, got "
+            f"--gpus={given.gpus}: leave --devices out, all GPUs of a pod are used"
+        )
+    if not given.gpus and given.workers > 1 and settings.devices > 1:
+        raise ValueError(
+            "without GPUs each of several workers has one CPU as its device, got "
+            f"--devices={settings.devices} and --gpus=0: use more --workers instead"
+        )
 
 
 def _parse(arguments: list[str]) -> absl_flags.FlagValues:
@@ -218,12 +276,13 @@ def _check_volumes(settings: Config, given: Any) -> None:
         ),
     ):
         path = getattr(settings, name)
-        if not path or "://" in path:
+        if not path or _STORE_PATH.fullmatch(path):
             continue
-        if not f"{path}/".startswith(f"{mount}/") or ".." in path.split("/"):
+        inside = f"{path}/".startswith(f"{mount}/") and ".." not in path.split("/")
+        if not inside or "://" in path:
             raise ValueError(
                 f"--{name} must be a folder in {mount}, where the pods have the "
-                f"volume, or of an object store, got {path!r}"
+                f"volume, or of an object store, as gs://BUCKET/RUN, got {path!r}"
             )
         if not there:
             raise ValueError(

@@ -16,6 +16,9 @@ FINAL_EXIT_CODES = [2, 3]
 _TOKEN_BYTES = 32
 _TOKEN_FILE = f"--run_token_file={TOKEN_FOLDER}/{TOKEN_KEY}"
 _DNS_PORT, _HTTPS_PORT = 53, 443
+# GKE's metadata server, which has the credentials of a pod: its address, and the one
+# that it goes by in clusters without Dataplane V2.
+_METADATA = (("169.254.169.254/32", 80), ("169.254.169.252/32", 988))
 _SUFFIX = len("-abcde")  # what Kubernetes adds to the names of pods
 
 
@@ -89,6 +92,15 @@ def _network_policy(run: Run) -> dict[str, Any]:
     ports = [{"protocol": p, "port": _DNS_PORT} for p in ("UDP", "TCP")]
     if run.stored_elsewhere:
         ports.append({"protocol": "TCP", "port": _HTTPS_PORT})
+    egress = [{"to": members}, {"ports": ports}]
+    if run.stored_by_google:
+        egress += [
+            {
+                "to": [{"ipBlock": {"cidr": address}}],
+                "ports": [{"protocol": "TCP", "port": port}],
+            }
+            for address, port in _METADATA
+        ]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -97,7 +109,7 @@ def _network_policy(run: Run) -> dict[str, Any]:
             "podSelector": {"matchLabels": run.labels},
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [{"from": members}],
-            "egress": [{"to": members}, {"ports": ports}],
+            "egress": egress,
         },
     }
 

@@ -71,6 +71,11 @@ class Run:
         """Whether the pods reach an object store, such as gs://BUCKET."""
         return "://" in self.model_dir or "://" in self.data_dir
 
+    @property
+    def stored_by_google(self) -> bool:
+        """Whether that is Google's, whose credentials a pod asks the node for."""
+        return any(d.startswith("gs://") for d in (self.model_dir, self.data_dir))
+
 
 def trainer(run: Run, cluster: list[str], subdomain: str = "") -> dict[str, Any]:
     """Template of a pod that trains.

@@ -24,6 +24,21 @@ from absl import flags as absl_flags
 from tf_goyal import flags
 from tf_goyal.config import ALLREDUCE
 
+_NUMBER = (int, float)
+_TENSOR = {"name": str, "ready": _NUMBER, "applied": (*_NUMBER, type(None))}
+_BUCKET = {
+    "bytes": int,
+    "algorithm": str,
+    "sent": _NUMBER,
+    "reduced": _NUMBER,
+    "tensors": [_TENSOR],
+}
+# What `draw` takes of a recording: objects' fields, lists that are not empty, types.
+RECORDING = {
+    "ranks": [{"end": _NUMBER, "buckets": [_BUCKET]}],
+    **{name: int for name in ("processes", "batch", "image_size")},
+    **{name: str for name in ("network", "model", "gradient_dtype")},
+}
 # A bucket's phases, each to the next one's begin: (key, colour, label).
 PHASES = (
     ("first", "lightgray", "bucket fills"),
@@ -165,6 +180,65 @@ def _size(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
+def lacking(value: Any, wanted: Any, place: str = "it") -> str:
+    """The first place where a JSON value is not what is wanted; empty: nowhere.
+
+    >>> lacking({"ranks": []}, RECORDING)
+    "it['ranks']"
+    """
+    if isinstance(wanted, dict):
+        if not isinstance(value, dict):
+            return place
+        inner = [(value.get(n), w, f"{place}[{n!r}]") for n, w in wanted.items()]
+    elif isinstance(wanted, list):
+        if not isinstance(value, list) or not value:
+            return place
+        inner = [(v, wanted[0], f"{place}[{i}]") for i, v in enumerate(value)]
+    else:
+        return "" if isinstance(value, wanted) else place
+    return next(filter(None, (lacking(*each) for each in inner)), "")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A recording.
+
+    Raises:
+      ValueError: the file is none.
+    """
+    try:
+        recording = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"--recording must be a JSON file of this tool, got {path}: {error}"
+        ) from error
+    if place := lacking(recording, RECORDING):
+        raise ValueError(
+            f"--recording must be a JSON file of this tool, got {path}, where {place} "
+            "is missing or of another kind"
+        )
+    return recording
+
+
+def check_output(output: Path, recording: Path) -> None:
+    """Refuses an output that cannot be written, or that is the recording itself.
+
+    Raises:
+      ValueError: it is such.
+    """
+    if output.resolve() == recording.resolve() or (
+        output.exists() and recording.exists() and output.samefile(recording)
+    ):
+        raise ValueError(
+            f"--output must not be the recording itself, got {output} for both: give "
+            "--output another name"
+        )
+    if output.suffix.lower() != ".png" or output.is_dir() or not output.parent.is_dir():
+        raise ValueError(
+            "--output must be a file that ends in .png, in a folder that is there, got "
+            f"{output}"
+        )
+
+
 def rank_main(told: dict[str, Any]) -> None:
     """One rank: records."""
     rank = training_ranks.Rank(told)
@@ -205,15 +279,12 @@ def main(_: list[str]) -> int:
         raise ValueError(
             f"--processes must be at least 2, got {values.processes}: one sends nothing"
         )
-    path = Path(values.recording or record())
-    try:
-        recording = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"--recording must be a JSON file of this tool, got {path}: {error}"
-        ) from error
+    path = Path(values.recording or machine.RESULTS / "step.json")
+    recording = read(path) if values.recording else None
+    machine.RESULTS.mkdir(exist_ok=True)
     output = Path(values.output or path.with_suffix(".png"))
-    draw(recording, output)
+    check_output(output, path)
+    draw(recording or read(record()), output)
     print(output)
     return 0
 

@@ -9,17 +9,22 @@ happens to it.
 import contextlib
 import json
 import os
+import queue
 import shlex
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from typing import Any
+from typing import Any, BinaryIO
 
 from absl import flags as absl_flags
 
-from tf_goyal import flags, start
+from tf_goyal import flags, host_port, start
 from tf_goyal.launch import free_ports
+
+_LAST_LINES = 20  # of a failed rank's stderr
+_LAST_BYTES = 8192
 
 
 def define(values: absl_flags.FlagValues) -> None:
@@ -50,19 +55,38 @@ def addresses(text: str, processes: int) -> list[str]:
       processes: how many are needed.
 
     Raises:
-      ValueError: there are fewer.
+      ValueError: there are fewer, one is no address, or two are the same.
     """
     if not text:
         return [f"127.0.0.1:{port}" for port in free_ports(processes)]
-    if "{number}" in text:
-        return [text.format(number=rank + 1) for rank in range(processes)]
-    given = text.split(",")
+    if "{" in text:
+        given = [
+            _filled("addresses", text, number=rank + 1) for rank in range(processes)
+        ]
+    else:
+        given = text.split(",")
     if len(given) < processes:
         raise ValueError(
             f"--addresses must name {processes} addresses for --processes, got "
             f"{len(given)}: name more, or lower --processes"
         )
-    return given[:processes]
+    given = given[:processes]
+    host_port.check(
+        "--addresses",
+        [(f"the address of rank {rank}", each) for rank, each in enumerate(given)],
+    )
+    return given
+
+
+def _filled(flag: str, text: str, **places: Any) -> str:
+    try:
+        return text.format(**places)
+    except (LookupError, ValueError, AttributeError, TypeError):
+        allowed = " and ".join(f"{{{name}}}" for name in places)
+        raise ValueError(
+            f"--{flag} may hold {allowed} in braces and nothing else, got {text!r}: "
+            "write a brace of its own twice"
+        ) from None
 
 
 def run(processes: int, settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -77,58 +101,102 @@ def run(processes: int, settings: dict[str, Any]) -> list[dict[str, Any]]:
       What each rank gave to `report`, in rank order.
 
     Raises:
-      RuntimeError: a rank ended without a result.
+      ValueError: --addresses or --prefix are such that no rank can start.
+      RuntimeError: a rank ended without a result; with the last lines of its stderr.
     """
     values = flags.FLAGS
+    workers = addresses(values.addresses, processes)
     children: list[subprocess.Popen] = []
+    late = threading.Event()
 
     def kill_all():
         for child in children:
             child.kill()
 
-    clock = threading.Timer(values.deadline, kill_all)
-    clock.start()
-    try:
-        workers = addresses(values.addresses, processes)
-        for rank in range(processes):
-            told = {**settings, "workers": workers, "rank": rank}
-            children.append(_start(told, values.prefix))
-        return [_result(rank, child) for rank, child in enumerate(children)]
-    finally:
-        clock.cancel()
+    def end_all():
+        late.set()
         kill_all()
-        for child in children:
-            child.wait()
+
+    clock = threading.Timer(values.deadline, end_all)
+    answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    results: dict[int, dict[str, Any]] = {}
+    with contextlib.ExitStack() as files:
+        errors = [files.enter_context(tempfile.TemporaryFile()) for _ in workers]
+        clock.start()
+        try:
+            for rank in range(processes):
+                told = {**settings, "workers": workers, "rank": rank}
+                children.append(_start(told, values.prefix, errors[rank]))
+                # All are read at once: the first to end is the one that failed.
+                threading.Thread(
+                    target=_read, args=(rank, children[rank], answers), daemon=True
+                ).start()
+            while len(results) < processes:
+                rank, result = answers.get()
+                if result is None:
+                    children[rank].kill()
+                    code = children[rank].wait()
+                    reason = f"ended with exit code {code} and no result"
+                    if late.is_set():
+                        reason = f"had no result after --deadline={values.deadline} s"
+                    said = _last_lines(errors[rank]) or "nothing"
+                    raise RuntimeError(f"rank {rank} {reason}; it said last:\n{said}")
+                results[rank] = result
+            return [results[rank] for rank in range(processes)]
+        finally:
+            clock.cancel()
+            kill_all()
+            for child in children:
+                child.wait()
 
 
-def _start(told: dict[str, Any], prefix: str) -> subprocess.Popen:
+def _start(told: dict[str, Any], prefix: str, errors: BinaryIO) -> subprocess.Popen:
     rank = told["rank"]
     place = {"host": told["workers"][rank].rpartition(":")[0], "number": rank + 1}
-    child = subprocess.Popen(
-        [
-            *[part.format(**place) for part in shlex.split(prefix)],
-            *[sys.executable, os.path.abspath(sys.argv[0]), "--started_rank"],
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=None if rank == 0 else subprocess.DEVNULL,
-        text=True,
-    )
-    with contextlib.suppress(BrokenPipeError):  # `_result` tells that it has ended
+    try:
+        parts = shlex.split(prefix)
+    except ValueError as error:
+        raise ValueError(
+            f"--prefix must be a command as a shell takes it, got {prefix!r}: {error}"
+        ) from error
+    command = [_filled("prefix", part, **place) for part in parts]
+    try:
+        child = subprocess.Popen(
+            [*command, sys.executable, os.path.abspath(sys.argv[0]), "--started_rank"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise ValueError(
+            f"--prefix must be a command that can be started here, got {prefix!r}: "
+            f"{error}"
+        ) from error
+    with contextlib.suppress(BrokenPipeError):  # `_read` tells that it has ended
         child.stdin.write(json.dumps(told) + "\n")
         child.stdin.flush()
     return child
 
 
-def _result(rank: int, child: subprocess.Popen) -> dict[str, Any]:
+def _read(rank: int, child: subprocess.Popen, answers: queue.SimpleQueue) -> None:
+    """Gives the rank's result to `answers`, or None when it ended without."""
     for line in child.stdout:
         if line.startswith("{"):
-            return json.loads(line)
+            with contextlib.suppress(ValueError):  # some line of a prefix
+                answers.put((rank, json.loads(line)))
+                return
         print(line, end="", flush=True)
-    raise RuntimeError(
-        f"rank {rank} ended without a result: rank 0's message stands above, or "
-        "--deadline passed"
-    )
+    answers.put((rank, None))
+
+
+def _last_lines(file: BinaryIO) -> str:
+    # The rank's processes share the file's position: it stays where it is.
+    size = os.fstat(file.fileno()).st_size
+    last = os.pread(file.fileno(), _LAST_BYTES, max(0, size - _LAST_BYTES))
+    lines = last.decode("utf-8", errors="replace").rstrip().splitlines()
+    return "\n".join(lines[-_LAST_LINES:])
 
 
 def begin() -> dict[str, Any]:

@@ -14,6 +14,7 @@ With --output it draws a PNG and writes all numbers beside it as JSON.
 
 import dataclasses
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import network_results
 import paper_cluster
 import scaling_plot
 import scaling_study
@@ -33,6 +35,7 @@ from tf_goyal.cost_model import Network
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ALGORITHMS = ("ring", "halving_doubling", "doubling", "auto")
 _LISTED_SETTINGS = 8
+_MOST = 1e9  # of any flag's unit, and its inverse the least: no step gets infinite
 # Long helps of flags.
 _INSIDE = "10^9 bytes/s in which a server's devices are added up, or get the sum."
 _STRAGGLING = (
@@ -105,9 +108,12 @@ def measurements(path: Path, network: str) -> list[dict[str, Any]]:
       What `cost_model.fit` takes.
 
     Raises:
-      ValueError: the file has no such network.
+      ValueError: it is no such file, or has no such network.
     """
-    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    try:
+        runs = [run for run in network_results.load(path) if run.get("sizes")]
+    except ValueError as error:
+        raise ValueError(f"--measured: {error}") from error
     found = [
         {
             "algorithm": algorithm,
@@ -251,6 +257,47 @@ def _bucket_bytes(text: str) -> int | None:
     return int(size * scaling_study.MB)
 
 
+def validate(values: Any) -> None:
+    """Refuses what no step can be simulated with or written to.
+
+    Raises:
+      ValueError: a number is nan, infinite or out of all bounds, or --output cannot be
+        written.
+    """
+    for name in values:
+        value = values[name].value
+        if isinstance(value, float) and value and not 1 / _MOST <= value <= _MOST:
+            raise ValueError(
+                f"--{name} must be 0 or a number from {1 / _MOST:g} to {_MOST:g} of "
+                f"its unit, see --help. Received: {value}"
+            )
+    if not values.output:
+        return
+    output = Path(values.output)
+    if output.suffix.lower() != ".png":
+        raise ValueError(
+            f"--output must be a file that ends in .png. Received: {values.output!r}; "
+            "the numbers go beside it"
+        )
+    numbers = output.with_suffix(".json")
+    if values.measured and numbers.resolve() == Path(values.measured).resolve():
+        raise ValueError(
+            f"--output must not write its numbers over --measured. Received: {output}; "
+            "give it another name"
+        )
+    for path in (output, numbers):
+        is_new = not os.path.lexists(path)
+        try:
+            path.open("ab").close()
+        except OSError as error:
+            raise ValueError(
+                "--output must be a file that can be written, as its numbers beside "
+                f"it. Received: {output}, and {path} fails: {error.strerror}"
+            ) from error
+        if is_new:
+            path.unlink()
+
+
 def cluster_of(values: Any) -> Cluster:
     """The cluster that the flags describe.
 
@@ -300,6 +347,7 @@ def fitted(found: Sequence[dict[str, Any]], network: Network) -> Network:
 def main(_: list[str]) -> int:
     """Simulates, prints and draws. Returns the exit code."""
     values = flags.FLAGS
+    validate(values)
     cluster = cluster_of(values)
     start.tensorflow()
     model = _model(values.model, values.classes, values.image_size)
