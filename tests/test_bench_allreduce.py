@@ -103,3 +103,18 @@ def test_panels_stand_one_after_another(bench, monkeypatch, tmp_path, count, sha
     lines = figure.axes[0].get_lines()
     assert [list(line.get_ydata()) for line in lines] == [[1e3, 2e3], [3e3]]
     pyplot.close(figure)
+
+
+def test_the_table_by_hand(bench):
+    sizes = [
+        {"elements": 256, "seconds": {"ring": 0.0104, "doubling": 0.004}},
+        {"elements": 2**20, "seconds": {"ring": 0.05, "doubling": 0.061234}},
+    ]
+    sizes[0]["auto"], sizes[1]["auto"] = "doubling", "ring"
+    assert bench.table({"sizes": sizes}).splitlines() == [
+        "|  | 1 KiB | 4 MiB |",
+        "| --- | --- | --- |",
+        "| `ring` | 10.4 | **50** |",
+        "| `doubling` | **4** | 61.2 |",
+        "| `auto` takes | `doubling` | `ring` |",
+    ]

@@ -80,11 +80,11 @@ def test_8_mb_where_nothing_was_measured():
 def test_the_last_bucket_is_small_where_it_was_measured(ready, expected):
     """What is ready last is not hidden: it travels alone."""
 
-    def cost(size):  # all 150 ms, each bucket 90 ms and 1 ms for 1,000 bytes
-        return 0.09 + size * 1e-6, size * 1e-6
+    def cost(size):  # all 108 ms, each bucket 48 ms and 1 ms for 1,000 bytes
+        return 0.048 + size * 1e-6, size * 1e-6
 
-    # Backward is taken to last 150 ms. As one bucket all is there after 150 + 150; with
-    # the last tensor alone after 150 + 100, and the others are there at 75 + 140. Where
-    # all is ready at the end, two buckets take longer: 150 + 140 / 2 + 100.
+    # Backward is taken to last 108 ms. As one bucket all is there after 108 + 108; with
+    # the last tensor alone after 108 + 58, and the others are there at 54 + 98. Where
+    # all is ready at the end two buckets are no earlier: 108 + 50 + 58.
     buckets = plan([30_000, 20_000, 10_000], cost=cost, ready=ready)
     assert [bucket.positions for bucket in buckets] == expected

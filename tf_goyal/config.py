@@ -53,6 +53,7 @@ _NOT_RECIPE = frozenset(
         "start_timeout",
         "peer_timeout",
         "run_token_file",
+        "grace_seconds",
         "checkpoint_every",
         "keep_checkpoints",
         "keep_every",

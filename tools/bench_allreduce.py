@@ -259,6 +259,28 @@ def measure_memory() -> dict[str, float]:
     return results
 
 
+def table(entry: dict[str, Any]) -> str:
+    """Milliseconds by algorithm and size, in Markdown; the quickest of each in bold."""
+    sizes = entry["sizes"]
+    names = list(sizes[0]["seconds"])
+    rows = [["", *(_shown_bytes(4 * size["elements"]) for size in sizes)]]
+    rows.append(["---"] * len(rows[0]))
+    for name in names:
+        row = [f"`{name}`"]
+        for size in sizes:
+            text = f"{1e3 * size['seconds'][name]:.3g}"
+            quickest = size["seconds"][name] == min(size["seconds"].values())
+            row.append(f"**{text}**" if quickest else text)
+        rows.append(row)
+    rows.append(["`auto` takes", *(f"`{size['auto']}`" for size in sizes)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _shown_bytes(size: int) -> str:
+    power = min(2, max(0, size.bit_length() - 1) // 10)
+    return f"{size / 1024**power:g} {('B', 'KiB', 'MiB')[power]}"
+
+
 def draw(entries: list[dict[str, Any]], output: Path) -> None:
     """Seconds against size: a panel for each entry, one after another.
 
@@ -365,6 +387,7 @@ def main(_: list[str]) -> int:
     for processes in counts:
         measured = rank_processes.run(processes, settings)[0]
         entry = {"network": values.network, "processes": processes, **measured}
+        print(table(entry))
         path = network_results.keep(RESULT, entry, draw)
     print(f"in {path}")
     return 0
