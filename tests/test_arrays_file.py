@@ -78,29 +78,31 @@ def test_what_npz_cannot_hold_is_refused(array):
         written({"odd": array})
 
 
-def refused(file, about, match="."):
-    with pytest.raises(ValueError, match=match):
+def refusal(file, about):
+    """The sentence with which a file is refused."""
+    with pytest.raises(ValueError) as caught:
         arrays_file.read(file, about)
+    return str(caught.value)
 
 
 def test_every_cut_is_refused():
     whole = written({"a": np.arange(5.0)})
     about = {"a": {"shape": [5], "dtype": "float64"}}
-    arrays_file.read(io.BytesIO(whole), about)
+    assert arrays_file.read(io.BytesIO(whole), about)["a"].tolist() == [0, 1, 2, 3, 4]
     for size in range(len(whole)):
-        refused(io.BytesIO(whole[:size]), about)
+        assert refusal(io.BytesIO(whole[:size]), about)
 
 
 def test_names_are_those_described():
     one = {"a": {"shape": [], "dtype": "float64"}}
-    refused(savez(a=0.0, b=0.0), one, r"differ in \['b'\]")
-    refused(savez(), one, r"differ in \['a'\]")
-    refused(savez(b=0.0), one, r"\['a', 'b'\]")
+    assert "differ in ['b']" in refusal(savez(a=0.0, b=0.0), one)
+    assert "differ in ['a']" in refusal(savez(), one)
+    assert "['a', 'b']" in refusal(savez(b=0.0), one)
     twice = io.BytesIO()
     with zipfile.ZipFile(twice, "w") as archive, pytest.warns(UserWarning):
         archive.writestr("a.npy", bytes(200))
         archive.writestr("a.npy", bytes(200))
-    refused(twice, one, "twice")
+    assert "twice" in refusal(twice, one)
 
 
 @pytest.mark.parametrize(
@@ -110,20 +112,18 @@ def test_names_are_those_described():
 def test_shape_and_type_are_those_described(shape, dtype):
     file = savez(a=np.float32([1, 2]), room=np.zeros(9))
     about = {"shape": shape, "dtype": dtype}
-    refused(
-        file,
-        {"a": about, "room": {"shape": [9], "dtype": "float64"}},
-        "array a is .* described as",
-    )
+    said = refusal(file, {"a": about, "room": {"shape": [9], "dtype": "float64"}})
+    assert said.startswith("array a is ((2,), dtype('float32')), described as ")
 
 
 def test_a_bomb_is_refused_before_anything_is_allocated():
     """A small file of 2**50 numbers, by its description and by its own header."""
     big = {"a": {"shape": [2**50], "dtype": "float64"}}
-    refused(savez(a=np.zeros(1)), big, f"{2**53} bytes of arrays cannot be in")
+    said = refusal(savez(a=np.zeros(1)), big)
+    assert said.startswith(f"{2**53} bytes of arrays cannot be in")
     # Its twin of negative size would make up for it.
     twin = {"b": {"shape": [-(2**50)], "dtype": "float64"}}
-    refused(savez(a=0.0, b=0.0), big | twin, "cannot be in")
+    assert "cannot be in" in refusal(savez(a=0.0, b=0.0), big | twin)
 
     bomb = io.BytesIO()
     header = io.BytesIO()
@@ -131,7 +131,8 @@ def test_a_bomb_is_refused_before_anything_is_allocated():
     np.lib.format.write_array_header_1_0(header, about)
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", header.getvalue() + bytes(2**20))
-    refused(bomb, {"a": {"shape": [1], "dtype": "float64"}}, "array a is")
+    said = refusal(bomb, {"a": {"shape": [1], "dtype": "float64"}})
+    assert said.startswith(f"array a is (({2**50},), ")
 
 
 @pytest.mark.parametrize(
@@ -149,10 +150,11 @@ def test_a_bomb_is_refused_before_anything_is_allocated():
     ],
 )
 def test_a_description_that_says_nothing_is_refused(about):
-    refused(savez(a=np.zeros(1)), about)
+    assert refusal(savez(a=np.zeros(1)), about)
 
 
 def test_nothing_is_unpickled():
     file = io.BytesIO()
     np.savez(file, a=np.array([{"a": 1}], object))
-    refused(file, {"a": {"shape": [1], "dtype": "object"}}, "allow_pickle=False")
+    said = refusal(file, {"a": {"shape": [1], "dtype": "object"}})
+    assert "allow_pickle=False" in said

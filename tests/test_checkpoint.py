@@ -373,4 +373,6 @@ def test_what_does_not_fit_is_named(change, named):
 def test_what_has_another_prefix_is_for_somebody_else():
     target = model()
     arrays = checkpoint.arrays_of("model", target.variables)
+    arrays[BIAS] = np.full([2], 7.0, np.float32)
     checkpoint.assign("model", target.variables, arrays | {"optimizer/x": np.zeros(2)})
+    assert target.get_weights()[1].tolist() == [7, 7]

@@ -145,6 +145,8 @@ def test_a_process_does_not_judge_by_the_time_it_was_stopped_itself(three):
         each.wait_for("met")
     for each in ranks:
         each.wait_for("gathered")
+        each.tell("bye")
+    assert [each.code() for each in ranks] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("first", [0, 2])

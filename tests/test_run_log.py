@@ -57,11 +57,13 @@ def test_a_full_disk_behind_stderr_stops_nothing(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(log._file, "write", full)
-    with open("/dev/full", "w") as stream:
-        monkeypatch.setattr(sys, "stderr", stream)
+    with open("/dev/full", "w") as stream, monkeypatch.context() as patch:
+        patch.setattr(log._file, "write", full)
+        patch.setattr(sys, "stderr", stream)
         log.write("train", step=1)
+    log.write("train", step=2)
     log.close()
+    assert [line["step"] for line in run_log.read(str(tmp_path))] == [2]
 
 
 def test_steps_that_ran_twice_count_as_they_ran_last(tmp_path):

@@ -1,21 +1,12 @@
 """Processes that train together and do not agree, or do not answer."""
 
-import contextlib
 import signal
 import time
 
 import pytest
-from training import DEADLINE, final_hash, recipe, started, train
+from training import DEADLINE, final_hash, recipe, together, train, wait_for
 
 from tf_goyal import run_log
-from tf_goyal.launch import free_ports
-
-
-def _wait_for_step(log, step, process):
-    deadline = time.monotonic() + DEADLINE
-    while not (log.exists() and f'"step": {step},' in log.read_text()):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("algorithm", ["halving_doubling", "ring"])
@@ -24,14 +15,8 @@ def test_a_peer_that_stops_answering_is_named(data, tmp_path, algorithm):
     changes = {"steps": 100_000, "collective_timeout": 10, "allreduce": algorithm}
     changes["eval_every"] = changes["checkpoint_every"] = 10**6
     flags = recipe(data, tmp_path / "run", **changes)
-    ports = free_ports(3)
-    log = tmp_path / "run" / "log.jsonl"
-    with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(started("tf_goyal.train", flags, rank, ports))
-            for rank in range(3)
-        ]
-        _wait_for_step(log, 3, processes[0])
+    with together(flags, flags, flags) as (processes, _):
+        wait_for(tmp_path / "run", '"step": 3,', processes[0])
         processes[2].send_signal(signal.SIGSTOP)
         outputs = [p.communicate(timeout=DEADLINE)[0] for p in processes[:2]]
     assert [process.returncode for process in processes[:2]] == [138, 138], outputs
@@ -70,13 +55,8 @@ def test_a_killed_process_is_named(data, tmp_path, killed):
     never = 10**6
     changes = {"steps": 100_000, "eval_every": never, "checkpoint_every": never}
     flags = recipe(data, tmp_path / "run", **changes)
-    ports = free_ports(3)
-    with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(started("tf_goyal.train", flags, rank, ports))
-            for rank in range(3)
-        ]
-        _wait_for_step(tmp_path / "run" / "log.jsonl", 3, processes[0])
+    with together(flags, flags, flags) as (processes, ports):
+        wait_for(tmp_path / "run", '"step": 3,', processes[0])
         processes[killed].send_signal(signal.SIGKILL)
         left = [p for rank, p in enumerate(processes) if rank != killed]
         outputs = [p.communicate(timeout=DEADLINE)[0] for p in left]
@@ -92,13 +72,8 @@ def test_a_stall_is_survived_to_the_bit(data, tmp_path):
     """Shorter than --peer_timeout, longer than TensorFlow's own patience of 10 s."""
     changes = {"steps": 60, "eval_every": 100, "checkpoint_every": 100}
     flags = recipe(data, tmp_path / "run", **changes)
-    ports = free_ports(2)
-    with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(started("tf_goyal.train", flags, rank, ports))
-            for rank in range(2)
-        ]
-        _wait_for_step(tmp_path / "run" / "log.jsonl", 3, processes[0])
+    with together(flags, flags) as (processes, _):
+        wait_for(tmp_path / "run", '"step": 3,', processes[0])
         processes[1].send_signal(signal.SIGSTOP)
         time.sleep(16)
         processes[1].send_signal(signal.SIGCONT)

@@ -184,6 +184,7 @@ def test_one_that_is_asked_to_stop_while_waiting_tells_the_others(
         assert f"asked to stop by {who}: there is nothing to save" in output
 
 
+# Elsewhere the injected resolver of test_rendezvous.py shows S8.
 @pytest.mark.skipif(
     not shutil.which("unshare")
     or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode,

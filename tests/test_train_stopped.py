@@ -1,8 +1,6 @@
 """SIGTERM to one worker only, at every stage of a run: all leave together (F2)."""
 
-import contextlib
 import signal
-import time
 
 import pytest
 from training import (
@@ -12,12 +10,12 @@ from training import (
     losses,
     make_data,
     recipe,
-    started,
+    together,
     train,
+    wait_for,
 )
 
 from tf_goyal import checkpoint, run_log
-from tf_goyal.launch import free_ports
 
 
 @pytest.fixture(scope="module")
@@ -30,18 +28,10 @@ def flags_of(data, model_dir):
     return recipe(data, model_dir, worker_batch=2, base_batch=8)
 
 
-def stopped(flags, model_dir, moment, grace=None):
+def stopped(flags, model_dir, moment):
     """Two processes; SIGTERM to rank 1 once `moment` is in the log."""
-    ports, log = free_ports(2), model_dir / run_log.FILE_NAME
-    with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(started("tf_goyal.train", flags, rank, ports))
-            for rank in range(2)
-        ]
-        deadline = time.monotonic() + DEADLINE
-        while not (log.exists() and moment in log.read_text()):
-            assert time.monotonic() < deadline and processes[0].poll() is None
-            time.sleep(0.005)
+    with together(flags, flags) as (processes, _):
+        wait_for(model_dir, moment, processes[0])
         processes[1].send_signal(signal.SIGTERM)
         outputs = [p.communicate(timeout=DEADLINE)[0] for p in processes]
     return [process.returncode for process in processes], outputs
@@ -99,17 +89,15 @@ def test_the_evaluation_behind_the_last_step_is_made_up_for(slow_evaluation, tmp
     assert [line["step"] for line in evaluations(model_dir)] == [4, 8, 10]
 
 
-def test_a_stop_that_takes_too_long_is_a_stop(slow_evaluation, tmp_path):
-    """F2, --grace_seconds: leaves with 143 all the same, the last checkpoint good."""
+def test_a_process_that_hangs_leaves_when_its_grace_is_over(data, tmp_path):
+    """F2, --grace_seconds: its peer is frozen, so that no step ends any more."""
     model_dir = tmp_path / "run"
-    flags = [
-        *flags_of(slow_evaluation, model_dir),
-        "--grace_seconds=0.01",
-        "--steps=100000",
-        "--checkpoint_every=0.25",
-        "--eval_every=0",
-    ]
-    codes, outputs = stopped(flags, model_dir, '"step": 9,')
-    assert 143 in codes and set(codes) <= {143, 138}, outputs
-    assert "leaves as it is" in "".join(outputs) or "saved at" in outputs[0]
-    assert checkpoint.load_latest(str(model_dir))[1]["step"] >= 1
+    flags = [*recipe(data, model_dir, steps=100_000, eval_every=0), "--grace_seconds=2"]
+    with together(flags, flags) as (processes, _):
+        wait_for(model_dir, '"step": 9,', processes[0])
+        processes[0].send_signal(signal.SIGSTOP)
+        processes[1].send_signal(signal.SIGTERM)
+        output = processes[1].communicate(timeout=DEADLINE)[0]
+    assert processes[1].returncode == 143, output
+    assert "not done after --grace_seconds=2: leaves as it is" in output
+    assert checkpoint.load_latest(str(model_dir))[1]["step"] >= 4

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pictures
@@ -87,14 +88,32 @@ def started(module, arguments, rank=0, ports=(0,), output=subprocess.PIPE):
         process.wait()
 
 
-def train(*ranks):
-    """Trains with one process for each list of flags: [(exit code, output), …]."""
+@contextlib.contextmanager
+def together(*ranks):
+    """One process of train for each list of flags: the processes, and their ports."""
     ports = free_ports(len(ranks))
     with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(started("tf_goyal.train", flags, rank, ports))
-            for rank, flags in enumerate(ranks)
-        ]
+        yield (
+            [
+                stack.enter_context(started("tf_goyal.train", flags, rank, ports))
+                for rank, flags in enumerate(ranks)
+            ],
+            ports,
+        )
+
+
+def wait_for(model_dir, text, process):
+    """Returns when `text` is in the log of a run of which `process` is one."""
+    log = Path(model_dir) / run_log.FILE_NAME
+    deadline = time.monotonic() + DEADLINE
+    while not (log.exists() and text in log.read_text()):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.005)
+
+
+def train(*ranks):
+    """Trains with one process for each list of flags: [(exit code, output), …]."""
+    with together(*ranks) as (processes, _):
         outputs = [process.communicate(timeout=DEADLINE)[0] for process in processes]
     return [(p.returncode, text) for p, text in zip(processes, outputs, strict=True)]
 

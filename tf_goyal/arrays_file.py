@@ -18,7 +18,8 @@ import numpy as np
 _BLOCK = 2**24  # bytes handed on at a time
 _KINDS = "biufc"  # of numbers
 
-# What reading a file raises that is no .npz, or a damaged one.
+# What zipfile and NumPy raise at a file that is no .npz, or a damaged one; among them
+# NotImplementedError, which is zipfile's for a method of compression that it lacks.
 _DAMAGES = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, KeyError),
     *(TypeError, SyntaxError, NotImplementedError, RuntimeError, OverflowError),
