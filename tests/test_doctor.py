@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import types
 from pathlib import Path
 
 import numpy as np
@@ -95,10 +94,9 @@ def test_refuses_several_cpus_in_each_of_several_processes_as_train_does(
     description = {"cluster": {"worker": ["h:1", "h:2"]}, "task": task}
     monkeypatch.setenv("TF_CONFIG", json.dumps(description))
     arguments = ["--recipe=digits", f"--model_dir={tmp_path}", "--devices=2"]
-    others = types.SimpleNamespace(gather=lambda value: [value, value], lost=None)
-    monkeypatch.setattr(
-        train.peers, "meet", lambda *_, **__: contextlib.nullcontext(others)
-    )
+    others = contextlib.nullcontext()
+    others.gather = lambda value: [value, value]
+    monkeypatch.setattr(train.peers, "meet", lambda *_, **__: others)
     monkeypatch.setattr(coordination, "configure", lambda *_, **__: None)
     found = refusal(doctor, arguments, capsys)
     assert found == refusal(train, arguments, capsys)
