@@ -31,7 +31,8 @@ ALLREDUCE = ("auto", "ring", "nccl", "halving_doubling", "hierarchical")
 SMALLEST_IMAGE = 8  # pixels: the ResNets' strides leave nothing of less
 LARGEST_IMAGE = 4096  # pixels: more is a slip of the keyboard
 
-# (path, layout and frequency fields); every other field is part of the recipe.
+# (path, layout and frequency fields); every other field is part of the recipe, but for
+# the whole section "Cluster", which says how the processes of a run find each other.
 _NOT_RECIPE = frozenset(
     {
         "model_dir",
@@ -47,13 +48,6 @@ _NOT_RECIPE = frozenset(
         "collective_timeout",
         "intra_op_threads",
         "devices",
-        "worker_hosts",
-        "task_index",
-        "expected_workers",
-        "start_timeout",
-        "peer_timeout",
-        "run_token_file",
-        "grace_seconds",
         "checkpoint_every",
         "keep_checkpoints",
         "keep_every",
@@ -68,6 +62,12 @@ def _setting(default: Any, section: str, text: str, choices: tuple[str, ...] = (
     """A field of Config with what flags.py needs to make a flag of it."""
     metadata = {"section": section, "help": text, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def section(title: str) -> frozenset[str]:
+    """The names of the fields of one section of --help."""
+    fields = dataclasses.fields(Config)
+    return frozenset(f.name for f in fields if f.metadata["section"] == title)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -432,7 +432,8 @@ class Config:
         """
         names = (field.name for field in dataclasses.fields(self))
         exact = {"intra_op_threads"} if self.reduction == "exact" else set()
-        return tuple(name for name in names if name not in _NOT_RECIPE - exact)
+        others = (_NOT_RECIPE | section("Cluster")) - exact
+        return tuple(name for name in names if name not in others)
 
     def steps_per_epoch(self, train_images: int) -> float:
         """N / kn: a real number, since batches run across epoch ends."""

@@ -7,26 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from tf_goyal import config
 from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset, Split
 
 # Paths may differ, what is there may not. Nor need what fits one machine be alike, nor
 # what only says how a process finds the others.
-_OWN = frozenset(
-    {
-        "model_dir",
-        "data_dir",
-        "cache",
-        "input_threads",
-        "prefetch",
-        "worker_hosts",
-        "task_index",
-        "expected_workers",
-        "start_timeout",
-        "peer_timeout",
-        "run_token_file",
-        "grace_seconds",
-    }
+_OWN = {"model_dir", "data_dir", "cache", "input_threads", "prefetch"} | config.section(
+    "Cluster"
 )
 _LONGEST_VALUE = 100  # characters
 _VALUES_SHOWN, _RANKS_SHOWN = 3, 3
