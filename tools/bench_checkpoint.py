@@ -29,13 +29,13 @@ from typing import Any
 
 import machine
 import numpy as np
+import one_device_step
 from absl import flags as absl_flags
+from one_device_step import CLASSES
 
 from tf_goyal import flags, run_log, start
-from tf_goyal.cluster import Cluster
 from tf_goyal.config import MODELS, Config
 
-CLASSES, TRAIN_IMAGES = 1000, 1_281_167  # ImageNet's
 STEPS_WITHOUT = 3  # in a round
 DEADLINE = 240.0  # seconds, for each training in a process of its own
 
@@ -59,23 +59,7 @@ def objects(config: Config) -> tuple[Callable[[], float], Any, Any]:
     """The step that `tf_goyal.train` runs, on one device; model and optimizer."""
     import tensorflow as tf
 
-    from tf_goyal import build, cluster, step
-
-    strategy = cluster.strategy(Cluster())
-    with strategy.scope():
-        model = build.model(config, CLASSES)
-        optimizer = build.optimizer(config, TRAIN_IMAGES)
-        optimizer.build(model.trainable_variables)
-    train_step = step.train_step(
-        model,
-        optimizer,
-        strategy,
-        global_batch=config.global_batch,
-        groups=1,
-        together=False,
-        exact=False,
-        all_reduce=list,  # one device
-    )
+    train_step, model, optimizer = one_device_step.make(config)
     generator = np.random.default_rng(0)
     size = config.image_size
     shape = (1, config.worker_batch, size, size, 3)  # [m, n, H, W, 3] uint8

@@ -28,13 +28,13 @@ from pathlib import Path
 
 import machine
 import numpy as np
+import one_device_step
 from absl import flags as absl_flags
+from one_device_step import CLASSES
 
 from tf_goyal import flags, start
-from tf_goyal.cluster import Cluster
 from tf_goyal.config import Config
 
-CLASSES, TRAIN_IMAGES = 1000, 1_281_167  # ImageNet's
 PRECISIONS = ("float32", "bfloat16")
 
 # A number of steps -> the seconds they took: by the clock, of the processors.
@@ -64,23 +64,7 @@ def ours(config: Config, images: np.ndarray, labels: np.ndarray) -> Callable[[],
     """The step that `tf_goyal.train` runs, on one device. Returns the loss."""
     import tensorflow as tf
 
-    from tf_goyal import build, cluster, step
-
-    strategy = cluster.strategy(Cluster())
-    with strategy.scope():
-        model = build.model(config, CLASSES)
-        optimizer = build.optimizer(config, TRAIN_IMAGES)
-        optimizer.build(model.trainable_variables)
-    train_step = step.train_step(
-        model,
-        optimizer,
-        strategy,
-        global_batch=config.global_batch,
-        groups=config.virtual_workers,
-        together=False,
-        exact=False,
-        all_reduce=list,  # one device
-    )
+    train_step, _, _ = one_device_step.make(config)
     # [m, n, H, W, 3] uint8 with m = 1, [m, n] int32, and nothing to tell the others.
     batch = tf.constant(images[None]), tf.constant(labels[None]), tf.zeros([2])
     return lambda: float(train_step(*batch).loss)

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import rank_processes
 from absl import flags as absl_flags
+from one_device_step import CLASSES, TRAIN_IMAGES
 
 from tf_goyal import flags
 from tf_goyal.cluster import Cluster
 from tf_goyal.config import MODELS, Config
-
-CLASSES, TRAIN_IMAGES = 1000, 1_281_167  # ImageNet's
 
 
 def define(values: absl_flags.FlagValues) -> None:
