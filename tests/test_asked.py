@@ -73,12 +73,22 @@ sys.exit(143)
     assert sorted(output.splitlines()) == ["saved", "tells others"]
 
 
-@pytest.mark.parametrize("first", ["with asked.finishing():", "if True:"])
-def test_a_process_that_hangs_leaves_when_its_grace_is_over(first):
-    """F2's kind: in a collective that no one answers; in the start too."""
-    code = f"""
+def test_a_process_that_hangs_with_nothing_to_save_leaves_at_once():
+    """F2's kind: in TensorFlow's start, which waits for all its servers."""
+    with process("print('ready', flush=True); hang()") as running:
+        running.send_signal(signal.SIGTERM)
+        assert outcome(running) == (
+            143,
+            "tells others\n",
+            "asked to stop by a signal: there is nothing to save\n",
+        )
+
+
+def test_a_process_that_hangs_leaves_when_its_grace_is_over():
+    """F2's kind: in a collective that no one answers."""
+    code = """
 asked.grace_seconds = 0.5
-{first}
+with asked.finishing():
     print("ready", flush=True)
     hang()
 """
@@ -146,6 +156,7 @@ ctypes.CDLL(None).signal(15, 1)  # ignored
     print("ready", flush=True)
     while not asked.to_stop:
         time.sleep(0.01)
+    time.sleep(0.5)  # saving, while the others are told
 sys.exit(143)
 """
     with process(code) as running:

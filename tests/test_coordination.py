@@ -70,7 +70,9 @@ def test_other_threads_go_on_while_the_server_waits(python):
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     done = python("-c", STARTS, json.dumps(workers), "tick")
     assert (done.returncode, done.stdout) == (143, "the other thread went on\n")
-    assert done.stderr.splitlines()[-1] == "asked to stop: there is nothing to save"
+    assert done.stderr.splitlines()[-1] == (
+        "asked to stop by a signal: there is nothing to save"
+    )
 
 
 def test_a_port_that_was_taken_meanwhile_is_named(python):

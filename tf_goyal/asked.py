@@ -1,7 +1,7 @@
 """Whether this process was asked to stop: by a signal, or by another process.
 
 Python runs no signal handler while the main thread waits inside TensorFlow, so a thread
-of our own learns of the signals too, and ends what does not end by itself.
+of our own listens to the signals, and ends what does not end by itself.
 """
 
 import contextlib
@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 
 ASKED_TO_STOP = 143  # exit code
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_TELLING_SECONDS = 2.0
 _LOOKS = 0.02  # seconds between two looks at who handles the signals, at the start
 
 
@@ -41,7 +40,7 @@ class Asked:
         self._finishing = False
         self._since: float | None = None
         self._tells: list[Callable[[], None]] = []
-        self._told = threading.Event()
+        self._told = False
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
@@ -81,12 +80,9 @@ class Asked:
         self.to_stop = True
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        if not self._finishing:
-            self._told.wait(_TELLING_SECONDS)
-            self._leave(f"asked to stop by {self._by}: there is nothing to save")
 
     def _listen(self) -> None:
-        """In a thread of its own: tells others at once, and counts the seconds."""
+        """In a thread of its own: tells others at once, leaves, or counts seconds."""
         while True:
             wait = None if self._finishing else _LOOKS
             if self._since is not None and self.grace_seconds:
@@ -100,13 +96,16 @@ class Asked:
                         "last checkpoint is good"
                     )
                 continue
-            if not set(self._reader.recv(64)) & set(_SIGNALS) or self._told.is_set():
+            if not set(self._reader.recv(64)) & set(_SIGNALS):
                 continue
             self.to_stop = True
-            self._since = time.monotonic()
-            for tell in self._tells:
-                tell()
-            self._told.set()
+            if not self._told:
+                self._told = True
+                self._since = time.monotonic()
+                for tell in self._tells:
+                    tell()
+            if not self._finishing:
+                self._leave(f"asked to stop by {self._by}: there is nothing to save")
 
     def _handle_again(self) -> None:
         """TensorFlow's coordination service takes SIGTERM away, and does nothing."""

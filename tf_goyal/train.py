@@ -38,7 +38,6 @@ from tf_goyal.resume import Found
 
 _OTHERS_SECONDS = 3.0  # for the others to say what they miss, before we are missed
 _NAMING_SECONDS = 5.0  # for the heartbeats to find who is lost
-_LEAVING_SECONDS = 1.0  # for the main thread to leave, where TensorFlow lets it
 _SAVING_SECONDS = 10.0  # for a checkpoint that is being written
 _PORT_TAKEN = "Could not start gRPC server"  # all that TensorFlow says of it
 DONE, INPUT_FAILED = 0, 3  # exit codes; peers, asked and the trainer have more
@@ -159,15 +158,6 @@ def _starting(
     """
     import tensorflow as tf
 
-    started = threading.Event()
-
-    def leave() -> None:
-        if not started.wait(_LEAVING_SECONDS):
-            say("asked to stop: there is nothing to save", sys.stderr)
-            sys.stderr.flush()
-            os._exit(ASKED_TO_STOP)  # the main thread waits for the servers
-
-    asked.tell(lambda: threading.Thread(target=leave, daemon=True).start())
     try:
         yield
     except tf.errors.OpError as error:
@@ -188,8 +178,6 @@ def _starting(
             f"{members.address} does not: {_reason(error)}; see to firewalls and "
             "proxies between the processes"
         ) from error
-    finally:
-        started.set()
 
 
 def _no_server(error: Any) -> bool:
