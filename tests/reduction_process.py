@@ -1,7 +1,8 @@
 """One process of some all-reduces, for tests; its settings come as JSON on stdin.
 
 Runs each of `cases` once, all in one `tf.function` and so under way at once, then
-`rounds` of the 50 tensors of C1, and writes what came out as .npz. Not a test itself.
+`rounds` of the 50 tensors of C1 and a model's worth of gradients in `buckets` of some
+sizes, and writes what came out as .npz. Not a test itself.
 """
 
 import json
@@ -17,13 +18,25 @@ import numpy as np
 import reductions
 import tensorflow as tf
 
-from tf_goyal import cluster, halving_doubling, hierarchical
+from tf_goyal import cluster, halving_doubling, hierarchical, reduction_plan
+from tf_goyal.allreduce import IN_FLIGHT, AllReduce
+from tf_goyal.reduction_plan import Bucket
+
+
+FIRST_BUCKET = 10_000  # below are those that `AllReduce` counts itself
 
 
 def all_reduce(case: dict, tensor: tf.Tensor, rank: int, bucket: int) -> tf.Tensor:
-    """By the algorithm of a case, on the ranks or the hosts that it names."""
+    """By the algorithm of a case, on the ranks or the hosts that it names.
+
+    TensorFlow's ring is of all ranks.
+    """
+    if case.get("ring"):
+        buckets = [Bucket([0], tensor.shape[0] * tensor.dtype.size, "ring")]
+        hosts = [[rank] for rank in case["ranks"]]
+        return AllReduce(lambda sizes: buckets, rank=rank, hosts=hosts)([tensor])[0]
     wire = tf.as_dtype(case["wire"]) if case.get("wire") else None
-    common = {"rank": rank, "bucket": bucket, "wire_dtype": wire}
+    common = {"rank": rank, "bucket": FIRST_BUCKET + bucket, "wire_dtype": wire}
     if "hosts" in case:
         return hierarchical.all_reduce(tensor, hosts=case["hosts"], **common)
     return halving_doubling.all_reduce(
@@ -41,6 +54,8 @@ def main(layout: dict) -> None:
     for i, (name, case) in enumerate(layout["rounds"].items()):
         if rank in reductions.ranks_of(case):
             results[name] = run_rounds(strategy, case, rank, 1000 * (i + 1))
+    for size in layout.get("buckets", ()):
+        results[f"buckets of {size}"] = run_buckets(strategy, size, rank, len(ports))
     np.savez(layout["outputs"][rank], **results)
 
 
@@ -109,14 +124,59 @@ def run_rounds(strategy, case: dict, rank: int, bucket: int) -> np.ndarray:
     return np.array([wrong, *early, *held()])
 
 
+def run_buckets(strategy, size: int, rank: int, processes: int) -> np.ndarray:
+    """Three steps of 25 gradients of 4 MiB, in buckets of at most `size` bytes.
+
+    Returns:
+      [wrong values, KiB that the peak of memory is above what was held before].
+    """
+    ready = list(range(25))
+    reduce = AllReduce(
+        lambda sizes: reduction_plan.plan(
+            sizes,
+            ready,
+            bucket_bytes=size,
+            algorithm=lambda _: "halving_doubling",
+            cost=None,
+            in_flight=IN_FLIGHT,
+            gradients_from=0,
+        ),
+        rank=rank,
+        hosts=[[other] for other in range(processes)],
+    )
+
+    @tf.function(autograph=False)
+    def step(scale):
+        def on_device():
+            sums = reduce([tf.fill([2**20], scale * (i + 1)) for i in ready])
+            return [tf.math.count_nonzero(t != t[0]) for t in sums], [
+                t[0] for t in sums
+            ]
+
+        return strategy.run(on_device)
+
+    step(tf.constant(1.0))
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is now's
+    wrong = 0
+    for _ in range(3):
+        other, sums = step(tf.constant(rank + 1.0))
+        factor = processes * (processes + 1) / 2
+        wrong += sum(int(o) for o in other)
+        wrong += sum(float(t) != factor * (i + 1) for i, t in enumerate(sums))
+    return np.array([wrong, status("VmHWM") - before])
+
+
 def held() -> list[int]:
     """Threads, KiB of memory and open files of this process."""
-    status = dict(
-        line.split(":", 1)
-        for line in Path("/proc/self/status").read_text().splitlines()
-    )
-    memory = int(status["VmRSS"].split()[0])
-    return [int(status["Threads"]), memory, len(os.listdir("/proc/self/fd"))]
+    files = len(os.listdir("/proc/self/fd"))
+    return [status("Threads"), status("VmRSS"), files]
+
+
+def status(name: str) -> int:
+    """A number that the kernel knows of this process; memory in KiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(dict(line.split(":", 1) for line in lines)[name].split()[0])
 
 
 if __name__ == "__main__":

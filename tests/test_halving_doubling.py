@@ -128,35 +128,55 @@ def cases_of(processes: int, lengths: dict[str, list[int]]) -> dict[str, dict]:
     return {f"{processes} {name}": case for name, case in cases.items()}
 
 
-SHORT = {dtype: [7] for dtype in DTYPES} | {"float32": [0, 1, 7]}
-LONG = {dtype: [0, 1, 7, 1_000_003] for dtype in DTYPES}
-TWO = cases_of(2, LONG)
+LENGTHS = {dtype: [0, 1, 7, 1_000_003] for dtype in DTYPES}
+TWO = cases_of(2, LENGTHS)
 # The first 2 to 8 of eight processes.
 EIGHT = {
-    **cases_of(8, {**SHORT, "float32": [0, 1, 7, 1_000_003]}),
-    **{k: v for p in range(2, 8) for k, v in cases_of(p, SHORT).items()},
+    **{k: v for p in range(2, 9) for k, v in cases_of(p, LENGTHS).items()},
     "far": {"ranks": [6, 1, 4], "dtype": "float32", "length": 500},
 }
 
 
-def rounds_of(processes: int, rounds: int, buckets: int = 3) -> dict:
+# Of a model of 100 MiB, each gradient 4 MiB: alone, so again, 12 a bucket, all.
+BUCKETS = [0, 2**20, 50 * 2**20, 2**30]
+
+
+def of_ring(processes: int) -> dict[str, dict]:
+    """TensorFlow's, whole numbers."""
+    return {
+        f"ring {name}": {**case, "ring": True}
+        for name, case in cases_of(processes, LENGTHS).items()
+        if not case.get("random")
+    }
+
+
+def rounds_of(processes: int, rounds: int, buckets: int = 3, **more) -> dict:
     """C1 on the first processes."""
-    return {"ranks": list(range(processes)), "rounds": rounds, "buckets": buckets}
+    return {
+        "ranks": list(range(processes)),
+        "rounds": rounds,
+        "buckets": buckets,
+        **more,
+    }
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """What two processes ended with."""
-    rounds = {"1000 rounds": rounds_of(2, 1000), "50 buckets": rounds_of(2, 20, 50)}
-    layout = {"cases": TWO, "rounds": rounds}
+    rounds = {
+        "1000 rounds": rounds_of(2, 1000),
+        "1000 rounds of ring": rounds_of(2, 1000, ring=True),
+        "50 buckets": rounds_of(2, 20, 50),
+    }
+    layout = {"cases": TWO | of_ring(2), "rounds": rounds, "buckets": BUCKETS}
     return reductions.run(tmp_path_factory.mktemp("two"), 2, layout)
 
 
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory):
     """What eight processes ended with."""
-    rounds = {f"rounds {p}": rounds_of(p, 10) for p in range(3, 9)}
-    layout = {"cases": EIGHT, "rounds": rounds}
+    rounds = {f"rounds {p}": rounds_of(p, 100) for p in range(3, 9)}
+    layout = {"cases": EIGHT | of_ring(8), "rounds": rounds}
     return reductions.run(tmp_path_factory.mktemp("eight"), 8, layout)
 
 
@@ -190,6 +210,12 @@ def test_two_processes(two):
     assert wrong(TWO, two) == []
 
 
+def test_tensorflows_ring(two, eight):
+    """C2: p = 2 and 8, as `AllReduce` calls it."""
+    assert wrong(of_ring(2), two) == []
+    assert wrong(of_ring(8), eight) == []
+
+
 @pytest.mark.parametrize(("halvings", "wire"), [(None, "bfloat16"), (0, "float16")])
 def test_what_travels_is_rounded_and_sums_are_made_in_float32(two, halvings, wire):
     """By hand: an owner rounds the sum of its own and the other's rounded part.
@@ -220,6 +246,7 @@ def test_ranks_in_any_order(eight):
 def test_a_thousand_rounds_leave_nothing_behind(two):
     """C1: 50 tensors, ranks late at random: exact, and no threads, memory, files."""
     for result in two:
+        assert result["1000 rounds of ring"][0] == 0
         wrong, threads, memory, files, *later = result["1000 rounds"]
         assert wrong == 0
         assert later[0] <= threads + 30
@@ -233,3 +260,12 @@ def test_rounds_of_many_processes(eight, processes):
     """C1: p = 3 ... 8."""
     for result in eight[:processes]:
         assert result[f"rounds {processes}"][0] == 0
+
+
+@pytest.mark.parametrize("size", BUCKETS)
+def test_the_size_of_buckets_bounds_memory(two, size):
+    """C3: right sums, and a peak below four times the model, whatever the size."""
+    for result in two:
+        wrong, kibibytes = result[f"buckets of {size}"]
+        assert wrong == 0
+        assert kibibytes < 4 * 100 * 1024

@@ -26,7 +26,7 @@ CASES = {
         *((dtype, 7, "None") for dtype in ("float32", "bfloat16", "float16", "int64")),
         ("float32", 0, "None"),
         ("float32", 1, "None"),
-        ("int64", 1000, "None"),
+        *((d, 1_000_003, "None") for d in ("float32", "bfloat16", "float16", "int64")),
         ("float32", 777, "float32"),
         ("float32", 777, "bfloat16"),
     )
@@ -60,7 +60,7 @@ def test_the_tree_of_a_host(size):
 @pytest.fixture(scope="module")
 def five(tmp_path_factory):
     """What five processes ended with."""
-    rounds = {"rounds": {"hosts": HOSTS["uneven"], "rounds": 20, "buckets": 3}}
+    rounds = {"rounds": {"hosts": HOSTS["uneven"], "rounds": 1000, "buckets": 3}}
     folder = tmp_path_factory.mktemp("five")
     return reductions.run(folder, 5, {"cases": CASES, "rounds": rounds})
 
