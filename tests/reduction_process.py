@@ -22,7 +22,6 @@ from tf_goyal import cluster, halving_doubling, hierarchical, reduction_plan
 from tf_goyal.allreduce import IN_FLIGHT, AllReduce
 from tf_goyal.reduction_plan import Bucket
 
-
 FIRST_BUCKET = 10_000  # below are those that `AllReduce` counts itself
 
 

@@ -1,4 +1,4 @@
-"""A peer that does not answer (SIGSTOP) in the middle of each phase of an all-reduce."""
+"""A peer that falls silent (SIGSTOP) in the middle of each phase of an all-reduce."""
 
 import pytest
 import rank_runs
