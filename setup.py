@@ -44,11 +44,14 @@ setup(
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
         "k8s": ["pyyaml"],
+        "onnx": ["onnx", "onnxruntime", "tf2onnx"],
         "plot": ["matplotlib"],
         "prepare": ["pillow", "scipy"],
         "test": [
             "kubernetes>=37",
             "matplotlib",
+            "onnx",
+            "onnxruntime",
             "pillow",
             "psutil",
             "pytest",
@@ -59,6 +62,7 @@ setup(
             "scipy",
             "setuptools>=70.1",
             "tensorflow-datasets",
+            "tf2onnx",
         ],
     },
 )

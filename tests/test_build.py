@@ -19,7 +19,7 @@ MAINS = ("train", "launch", "doctor", "evaluate", "export")
 LAYERS = (
     set(MAINS),
     {"evaluator"},
-    {"checkpoint_evaluation"},
+    {"checkpoint_evaluation", "export_formats"},
     {"build", "flags"},
     {"reduction_choice"},
     {"network_probe"},
@@ -56,6 +56,7 @@ LAYERS = (
         "config",
         "coordination",
         "examples",
+        "export_files",
         "fixed_point",
         "frames",
         "host_list",

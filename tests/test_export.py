@@ -12,7 +12,19 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from tf_goyal import augment, build, checkpoint, datasets, export, run_log, trained
+from tf_goyal import (
+    augment,
+    build,
+    checkpoint,
+    datasets,
+    export,
+    export_formats,
+    export_metadata,
+    run_log,
+    trained,
+)
+
+difference_of = export_formats.saved_model_difference
 
 # Runs where neither this package nor Keras can be imported.
 SERVE = """
@@ -80,7 +92,7 @@ def served(exported, validation, tmp_path_factory):
 def restored(trained_run):
     """The checkpoint and the model that it belongs to."""
     found = trained.load(str(trained_run))
-    model = build.model(found.settings, 10)
+    model = build.model(found.settings, 10, any_size=True)
     checkpoint.assign("model", model.variables, found.arrays)
     return found, model
 
@@ -102,7 +114,7 @@ def test_probabilities_are_the_models(served, validation, restored):
     """X1: equal to those of the model that the checkpoint belongs to."""
     settings, model = restored[0].settings, restored[1]
     data = datasets.load("digits")
-    _, images = export._check_images(settings, data)
+    _, images = export.check_images(settings, data)
     expected = tf.nn.softmax(model(images, training=False)).numpy()
     assert served["probabilities"].shape == (len(validation[0]), 10)
     assert served["probabilities"].dtype == np.float32
@@ -183,9 +195,12 @@ def test_says_where_it_is_and_how_to_load_it(exported):
 
 def test_an_evaluation_of_other_weights_is_not_stored(trained_run):
     sha256 = checkpoint.weights_sha256(trained.load(str(trained_run)).arrays)
-    assert export._logged_evaluation(str(trained_run), 14, sha256) is None
-    assert export._logged_evaluation(str(trained_run), 13, sha256) is None
-    assert export._logged_evaluation(str(trained_run / "nothing"), 14, sha256) is None
+    assert export_metadata._logged_evaluation(str(trained_run), 14, sha256) is None
+    assert export_metadata._logged_evaluation(str(trained_run), 13, sha256) is None
+    assert (
+        export_metadata._logged_evaluation(str(trained_run / "nothing"), 14, sha256)
+        is None
+    )
 
 
 def run_main(*flags):
@@ -202,18 +217,19 @@ def test_only_a_verified_export_replaces_the_older_one(
     (output / "metadata.json").write_text("older")
     flags = [f"--model_dir={trained_run}", f"--output={output}", "--step=12"]
     monkeypatch.setattr(
-        export, "write_saved_model", lambda *_: (_[3] / "saved_model").mkdir()
+        export_formats.saved_model, "write", lambda *_: (_[2] / "saved_model").mkdir()
     )
     monkeypatch.setattr(export, "_data", lambda *_: None)
+    name = "saved_model_difference"
 
     for difference in (np.nextafter(1e-5, 1), float("nan")):
-        monkeypatch.setattr(export, "largest_difference", lambda *_, d=difference: d)
+        monkeypatch.setattr(export_formats, name, lambda *_, d=difference: d)
         assert run_main(*flags) == 1
         assert "nothing exported" in capsys.readouterr().err
         assert (output / "metadata.json").read_text() == "older"
         assert list(tmp_path.iterdir()) == [output]
 
-    monkeypatch.setattr(export, "largest_difference", lambda *_: 1e-5)
+    monkeypatch.setattr(export_formats, name, lambda *_: 1e-5)
     assert run_main(*flags) == 0
     assert "32 random images" in capsys.readouterr().out
     assert json.loads((output / "metadata.json").read_text())["step"] == 12
@@ -227,10 +243,10 @@ def test_random_images_stand_in_for_missing_data(exported, restored):
     assert export._data(gone, None) is None
     with pytest.raises(ValueError, match="--data_dir"):
         export._data(gone, "/missing")
-    encoded, images = export._check_images(settings, None)
+    encoded, images = export.check_images(settings, None)
     assert images.shape == (32, 16, 16, 3)
     saved_model = exported[0] / "saved_model"
-    assert export.largest_difference(saved_model, model, encoded, images) <= 1e-6
+    assert difference_of(saved_model, model, encoded, images) <= 1e-6
 
 
 def test_odd_images_are_served_as_evaluation_takes_them(exported, restored):
@@ -243,23 +259,22 @@ def test_odd_images_are_served_as_evaluation_takes_them(exported, restored):
         pictures.encode(pictures.pixels(33, 20), "GIF"),
     ]
     settings, model = restored[0].settings, restored[1]
-    images = tf.stack(
-        [augment.eval_image(one, **export._image_settings(settings)) for one in encoded]
-    )
+    how = export_formats.evaluation_settings(settings)
+    images = tf.stack([augment.eval_image(one, **how) for one in encoded])
     saved_model = exported[0] / "saved_model"
-    assert export.largest_difference(saved_model, model, encoded, images) <= 1e-6
+    assert difference_of(saved_model, model, encoded, images) <= 1e-6
 
 
 def test_the_check_sees_a_difference(exported, restored, validation):
     """One weight of the last layer changed by 0.1 is far beyond the tolerance."""
     settings, model = restored[0].settings, restored[1]
-    encoded, images = export._check_images(settings, datasets.load("digits"))
+    encoded, images = export.check_images(settings, datasets.load("digits"))
     assert encoded == validation[0][:32]
     saved_model = exported[0] / "saved_model"
-    assert export.largest_difference(saved_model, model, encoded, images) <= 1e-6
+    assert difference_of(saved_model, model, encoded, images) <= 1e-6
     bias = model.variables[-1]
     bias.assign(bias + np.eye(10, dtype=np.float32)[3] * 0.1)
-    assert export.largest_difference(saved_model, model, encoded, images) > 1e-4
+    assert difference_of(saved_model, model, encoded, images) > 1e-4
     checkpoint.assign("model", model.variables, restored[0].arrays)
 
 

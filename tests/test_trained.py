@@ -1,5 +1,6 @@
 """A checkpoint of a run, as evaluation and export find it."""
 
+import json
 import shutil
 
 import pytest
@@ -21,6 +22,25 @@ def test_load_takes_the_newest_complete_checkpoint(trained_run, tmp_path, capsys
     assert found.epoch == 12 * 128 / 1500
     assert "step-14" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"step-14.*is broken"):
+        trained.load(str(run), 14)
+
+
+@pytest.mark.parametrize("lost", ["metadata", "flags", "derived", "labels"])
+def test_a_manifest_without_the_run_is_passed_over(trained_run, tmp_path, capsys, lost):
+    """One of a form that has no checksum of its own, or of another program."""
+    run = tmp_path / "run"
+    shutil.copytree(trained_run / "checkpoints", run / "checkpoints")
+    path = run / "checkpoints" / "step-14" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest.pop("manifest_sha256", None)
+    for part in (manifest, manifest["metadata"], manifest["metadata"]["derived"]):
+        if lost in part:
+            del part[lost]
+            break
+    path.write_text(json.dumps(manifest))
+    assert trained.load(str(run)).step == 12
+    assert "step-14 is broken" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=rf"step-14 is broken: .*'{lost}'"):
         trained.load(str(run), 14)
 
 

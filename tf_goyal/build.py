@@ -42,12 +42,18 @@ def prepare_tensorflow(config: Config) -> None:
     keras.mixed_precision.set_global_policy(policy)
 
 
-def model(config: Config, classes: int) -> keras.Model:
-    """The network of a run, uint8 pixels to logits, with its initial weights."""
+def model(config: Config, classes: int, *, any_size: bool = False) -> keras.Model:
+    """The network of a run, uint8 pixels to logits, with its initial weights.
+
+    Args:
+      config: of the run.
+      classes: number of logits.
+      any_size: take images of any size, not only of the run's.
+    """
     return resnet.build(
         config.model,
         classes=classes,
-        image_size=config.image_size,
+        image_size=None if any_size else config.image_size,
         padding=config.padding,
         zero_gamma=config.zero_gamma,
         bn_statistics=config.bn_statistics,

@@ -132,6 +132,13 @@ def build(
     return keras.Model(images, logits, name=name)
 
 
+def stages(model: keras.Model) -> dict[str, keras.KerasTensor]:
+    """The output of each stage of one of `MODELS`: "stage2" and on -> [B, h, w, C]."""
+    names = (f"stage{number}" for number in range(2, 6))
+    layers = {layer.name: layer for layer in model.layers}
+    return {name: layers[name].output for name in names if name in layers}
+
+
 def _residual_block(
     layers, x, width, *, stride, bottleneck, last_gamma, name, output_name
 ):

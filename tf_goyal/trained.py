@@ -54,9 +54,11 @@ def load(model_dir: str, step: int | None = None) -> TrainedModel:
             f"none in {folder}, received --model_dir={model_dir}{missing}"
         )
     if step is None:
-        arrays, manifest = checkpoint.load_latest(model_dir)
+        arrays, manifest = checkpoint.load_latest(model_dir, _lacks)
     elif step in steps:
         arrays, manifest = checkpoint.load(folder / f"step-{step}")
+        if lacks := _lacks(manifest):
+            raise ValueError(f"checkpoint {folder / f'step-{step}'} {lacks}")
     else:
         raise ValueError(
             f"--step must be one of the checkpoints in {folder}, which are "
@@ -66,6 +68,17 @@ def load(model_dir: str, step: int | None = None) -> TrainedModel:
     settings = Config.from_json(json.dumps(metadata["flags"]))
     settings = dataclasses.replace(settings, model_dir=model_dir)
     return TrainedModel(settings, manifest["step"], arrays, metadata)
+
+
+def _lacks(manifest: dict[str, Any]) -> str:
+    """Why a checkpoint does not tell what it was trained with; empty where it does."""
+    try:
+        metadata = manifest["metadata"]
+        _ = metadata["flags"], metadata["versions"], metadata["git_commit"]
+        _ = metadata["derived"]["labels"], metadata["derived"]["train_images"]
+    except (KeyError, TypeError) as error:
+        return f"is broken: its manifest.json lacks {error}"
+    return ""
 
 
 def check_labels(trained: TrainedModel, data: Dataset) -> None:
