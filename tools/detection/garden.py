@@ -64,12 +64,26 @@ def backbone(
             norm_epsilon=about["batch_norm"]["epsilon"],
         ),
     )
-    expected = VARIABLES[model_id(about)]
-    if len(network.variables) != expected:
+    read(folder, network)
+    return network
+
+
+def read(folder: Path, network: tf_keras.Model) -> None:
+    """Gives a ResNet of the Model Garden the weights of an export.
+
+    Args:
+      folder: RUN/export/backbone.
+      network: of the same depth.
+
+    Raises:
+      SystemExit: a variable of either side has no partner; TensorFlow's error names it.
+    """
+    depth = model_id(metadata(folder))
+    if len(network.variables) != VARIABLES[depth]:
         raise SystemExit(
-            f"this Model Garden's ResNet-{model_id(about)} has "
-            f"{len(network.variables)} variables, {expected} are expected: "
-            "tools/detection/setup installs the version that fits"
+            f"this Model Garden's ResNet-{depth} has {len(network.variables)} "
+            f"variables, {VARIABLES[depth]} are expected: tools/detection/setup makes "
+            "an environment that fits"
         )
     path = tf.train.latest_checkpoint(str(folder))
     status = tf.train.Checkpoint(backbone=network).read(path)
@@ -77,7 +91,6 @@ def backbone(
         status.assert_consumed()
     except AssertionError as error:
         raise SystemExit(f"{path} does not fit the Model Garden's: {error}") from error
-    return network
 
 
 def normalized(images: np.ndarray, about: dict) -> np.ndarray:

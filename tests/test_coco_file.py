@@ -1,0 +1,146 @@
+"""A data set in COCO's format: what is refused, what is left out, what is cut."""
+
+import json
+
+import pytest
+import tool_runs
+
+coco_file = tool_runs.load("detection.coco_file")
+
+
+def described(**changes):
+    """Two images of 10 x 20 pixels, the first with one object."""
+    images = [
+        {"id": i, "file_name": f"{i}.jpg", "height": 10, "width": 20} for i in (1, 2)
+    ]
+    annotation = {
+        "id": 7,
+        "image_id": 1,
+        "category_id": 3,
+        "bbox": [2, 3, 5, 4],
+        "area": 20,
+        "segmentation": [[2, 3, 7, 3, 7, 7, 2, 7]],
+        "iscrowd": 0,
+    }
+    whole = {
+        "images": images,
+        "annotations": [annotation],
+        "categories": [{"id": 1, "name": "ant"}, {"id": 3, "name": "cat"}],
+    }
+    return {**whole, **changes}
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Reads what is described, with files for both images."""
+    images = tmp_path / "images"
+    images.mkdir()
+    for i in (1, 2):
+        (images / f"{i}.jpg").write_bytes(b"a")
+
+    def reads(what):
+        path = tmp_path / "a.json"
+        path.write_text(what if isinstance(what, str) else json.dumps(what))
+        return coco_file.read(path, images)
+
+    return reads
+
+
+def annotated(**changes):
+    (annotation,) = described()["annotations"]
+    return described(annotations=[{**annotation, **changes}])
+
+
+def test_a_data_set(read):
+    coco = read(described())
+    assert [picture.id for picture in coco.pictures] == [1, 2]
+    (thing,) = coco.pictures[0].things
+    assert thing.box == (2.0, 3.0, 5.0, 4.0)
+    assert (thing.category, thing.area, thing.crowd) == (3, 20.0, False)
+    assert coco.pictures[1].things == []  # an image without annotations stays
+    assert coco.classes == 4  # 0 is the background's, 2 is nobody's
+    assert coco.left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("bbox", "inside"),
+    [
+        ([0, 0, 20, 10], (0.0, 0.0, 20.0, 10.0)),
+        ([0, 0, 21, 11], (0.0, 0.0, 20.0, 10.0)),
+        ([-1, -1, 3, 3], (0.0, 0.0, 2.0, 2.0)),
+        ([19, 9, 5, 5], (19.0, 9.0, 1.0, 1.0)),
+        ([20, 9, 5, 5], None),
+        ([-5, 0, 5, 5], None),
+        ([2, 2, 0, 5], None),
+        ([2, 2, 5, -1], None),
+    ],
+)
+def test_boxes_outside_of_the_image(read, bbox, inside):
+    """Cut at the edge; without any part inside they are left out, and counted."""
+    coco = read(annotated(bbox=bbox))
+    assert [thing.box for thing in coco.pictures[0].things] == (
+        [inside] if inside else []
+    )
+    reason = {"no part of the box is in the image": 1}
+    assert coco.left_out == ({} if inside else reason)
+
+
+@pytest.mark.parametrize("segmentation", [[], None, {}])
+def test_an_annotation_without_a_mask_is_left_out(read, segmentation):
+    coco = read(annotated(segmentation=segmentation))
+    assert coco.pictures[0].things == []
+    assert coco.left_out == {"no mask": 1}
+
+
+def test_a_crowd_is_kept_as_one(read):
+    code = {"size": [10, 20], "counts": [0, 200]}
+    (thing,) = read(annotated(iscrowd=1, segmentation=code)).pictures[0].things
+    assert thing.crowd and thing.segmentation == code
+
+
+def test_empty_annotations_are_no_error(read):
+    assert read(described(annotations=[])).pictures[0].things == []
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("", "must be JSON"),
+        ("[]", "there is no list of images"),
+        (described(annotations=None), "there is no list of annotations"),
+        (described(categories={}), "there is no list of categories"),
+        (described(categories=[]), "got none"),
+        (described(categories=[{"id": 0, "name": "x"}]), "ids from 1 on"),
+        (described(images=[]), "must have images"),
+        (annotated(image_id=9), "annotation 7 is of image 9"),
+        (annotated(category_id=2), "annotation 7 is of category 2"),
+        (annotated(bbox=[1, 2, 3]), "annotation 7 must have a bbox of four"),
+        (annotated(bbox=[1, 2, 3, float("nan")]), "annotation 7 must have a bbox"),
+        (annotated(bbox="none"), "annotation 7 must have a bbox"),
+        (
+            described(images=[{"id": 1, "file_name": "1.jpg"}]),
+            "must have id, file_name",
+        ),
+        (described(images=described()["images"][:1] * 2), "two images of id 1"),
+    ],
+)
+def test_what_is_refused(read, what, message):
+    with pytest.raises(ValueError, match=r"a\.json") as refused:
+        read(what)
+    assert message in str(refused.value)
+
+
+def test_missing_images_are_counted_and_named(read, tmp_path):
+    images = [
+        {"id": i, "file_name": f"{i}.jpg", "height": 10, "width": 20}
+        for i in range(1, 8)
+    ]
+    with pytest.raises(
+        ValueError, match=r"5 of the 7 images .*3\.jpg, 4\.jpg, 5\.jpg \.\.\."
+    ):
+        read(described(images=images))
+    outside = {"id": 1, "file_name": "../a.json", "height": 10, "width": 20}
+    with pytest.raises(ValueError, match=r"\.\./a\.json of image 1 is not in"):
+        read(described(images=[outside]))
+    with pytest.raises(ValueError, match="cannot be read"):
+        coco_file.read(tmp_path / "none.json", tmp_path)
