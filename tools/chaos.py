@@ -1,6 +1,6 @@
 r"""Faulted trainings, each restarted until it ends, against one that nothing befell.
 
-python tools/chaos.py [--faults=100 --seed=0]
+python tools/chaos.py [--faults=100 --seed=0 --parallel=2]
 
 Every training begins anew on the embedded digits, with --reduction=exact. At a moment
 drawn from the seed (seconds after the start, or a step, or while a checkpoint is being
@@ -15,13 +15,15 @@ written) one of these happens to it:
 
 Then it is started again, each time with another number of processes, until it ends. Its
 weights must have the hash of the undisturbed run, each step its loss; no process may
-hang; each start must go on from the newest checkpoint that was complete.
+hang; each start must go on from the newest checkpoint that was complete. Where the only
+checkpoint was cut, the next start must refuse and say so; then the folder is removed.
 
-Writes tools/results/chaos.json and prints a table; the exit code is 1 where something
-was not as it must be.
+Writes tools/results/chaos.json after every training, and prints a table; the exit code
+is 1 where something was not as it must be.
 """
 
 import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import os
@@ -78,6 +80,9 @@ def define(values: absl_flags.FlagValues) -> None:
         upper_bound=4,
         flag_values=values,
     )
+    absl_flags.DEFINE_integer(
+        "parallel", 2, "Trainings at once.", lower_bound=1, flag_values=values
+    )
     absl_flags.DEFINE_string(
         "result", "chaos", "Name of the file in tools/results/.", flag_values=values
     )
@@ -117,8 +122,7 @@ class Chaos:
     """
 
     def __init__(self, seed: int, processes: int, folder: Path):
-        self._random = random.Random(seed)
-        self._processes, self._folder = processes, folder
+        self._seed, self._processes, self._folder = seed, processes, folder
         self.sha256 = ""
         self._losses: dict[int, float] = {}
 
@@ -131,34 +135,68 @@ class Chaos:
         if not attempt.done or not self.sha256 or len(self._losses) != STEPS:
             raise RuntimeError(f"the undisturbed run failed:\n{attempt.output}")
 
-    def faulted(self, number: int, fault: str) -> Outcome | None:
-        """A training that a fault happens to, until it ends; None: it came too late."""
-        outcome = Outcome(number, fault)
-        with _disk(self._folder / f"run-{number}", fault == "disk") as model_dir:
-            attempt = self._disturb(model_dir, fault, outcome)
+    def faulted(self, number: int, fault: str) -> Outcome:
+        """A training that a fault happens to, until it ends.
+
+        Its moments and numbers are drawn from the seed and its own number, again where
+        the fault came too late.
+        """
+        draws = random.Random(f"{self._seed}/{number}")
+        while True:
+            outcome = Outcome(number, fault)
+            try:
+                came = self._faulted(outcome, draws)
+            except (ValueError, OSError) as error:
+                outcome.wrong.append(f"{type(error).__name__}: {error}")
+                came = True
+            if came:
+                return outcome
+
+    def _faulted(self, outcome: Outcome, draws: random.Random) -> bool:
+        """Fills in what happened; returns whether the fault came in time."""
+        fault = outcome.fault
+        with _disk(
+            self._folder / f"run-{outcome.number}", fault == "disk"
+        ) as model_dir:
+            attempt = self._disturb(model_dir, fault, outcome, draws)
             if attempt.done and fault not in ("stall", "disk"):
-                return None  # it was over before the fault
+                return False  # it was over before the fault
+            if fault == "truncate" and _all_broken(model_dir):
+                self._refused(model_dir, outcome)
             while not attempt.done and not outcome.wrong:
                 complete = chaos_run.newest(model_dir)
                 before = attempt.last_step
-                processes = self._random.randint(1, self._processes)
+                processes = draws.randint(1, self._processes)
                 with chaos_run.running(model_dir, ARGUMENTS, processes) as ranks:
                     attempt = ranks.leave(chaos_run.RUN_SECONDS)
                 outcome.starts.append((processes, complete))
                 outcome.steps_lost += max(0, before - complete)
                 self._check_start(attempt, complete, outcome)
-            self._check_end(attempt, model_dir, outcome)
-        return outcome
+            if not outcome.wrong:
+                self._check_end(model_dir, outcome)
+        return True
+
+    def _refused(self, model_dir: Path, outcome: Outcome) -> None:
+        """No checkpoint can be used: train must not begin anew by itself."""
+        outcome.moment += ", the only one"
+        with chaos_run.running(model_dir, ARGUMENTS, 1) as ranks:
+            attempt = ranks.leave(chaos_run.START_SECONDS)
+        if attempt.codes != [2] or "remove the folder" not in attempt.output:
+            outcome.wrong.append(
+                f"without a checkpoint that can be used a start ended with "
+                f"{attempt.codes}:\n{attempt.output}"
+            )
+        shutil.rmtree(checkpoint.folder(str(model_dir)))
 
     def _disturb(
-        self, model_dir: Path, fault: str, outcome: Outcome
+        self, model_dir: Path, fault: str, outcome: Outcome, draws: random.Random
     ) -> chaos_run.Attempt:
         """The first start, and the fault."""
         alone = fault in ("terminate", "truncate", "disk")
-        processes = self._random.randint(1 if alone else 2, self._processes)
-        victim = self._random.randrange(processes)
+        processes = draws.randint(1 if alone else 2, self._processes)
+        victim = draws.randrange(processes)
         with chaos_run.running(model_dir, ARGUMENTS, processes) as ranks:
-            outcome.moment = self._await_moment(ranks, fault)
+            outcome.moment = _await_moment(ranks, fault, draws)
             since = time.monotonic()
             if fault == "kill":
                 ranks.send(signal.SIGKILL, victim)
@@ -191,25 +229,8 @@ class Chaos:
             outcome.wrong.append(f"a process hung after {fault}:\n{attempt.output}")
         self._check_codes(fault, victim, attempt, outcome)
         if fault == "truncate":
-            self._truncate(model_dir, outcome)
+            _truncate(model_dir, outcome, draws)
         return attempt
-
-    def _await_moment(self, ranks: chaos_run.Running, fault: str) -> str:
-        """Waits until a moment has come that is drawn; says which."""
-        kind = self._random.choice(("seconds", "step", "step", "save"))
-        seconds = self._random.uniform(0.0, 8.0)
-        step = self._random.randint(1, STEPS - 1)
-        if fault == "disk":
-            kind = "step"
-        if kind == "seconds":
-            ranks.wait(lambda: False, seconds)
-            return f"{seconds:.1f} s after the start"
-        ranks.wait(lambda: ranks.step() >= step, chaos_run.START_SECONDS)
-        if kind == "step":
-            return f"step {step}"
-        saving = checkpoint.folder(str(ranks.model_dir))
-        ranks.wait(lambda: any(saving.glob(".step-*")), 5.0)
-        return f"while saving, after step {step}"
 
     def _check_codes(
         self, fault: str, victim: int, attempt: chaos_run.Attempt, outcome: Outcome
@@ -235,18 +256,6 @@ class Chaos:
                 f"{attempt.output}"
             )
 
-    def _truncate(self, model_dir: Path, outcome: Outcome) -> None:
-        """Cuts a file of the newest checkpoint at a random byte."""
-        steps = checkpoint.steps(str(model_dir))
-        if not steps:
-            outcome.moment += ", no checkpoint yet"
-            return
-        folder = checkpoint.folder(str(model_dir)) / f"step-{steps[-1]}"
-        path = self._random.choice(sorted(folder.iterdir()))
-        size = self._random.randrange(path.stat().st_size)
-        os.truncate(path, size)
-        outcome.moment += f", {path.name} of step {steps[-1]} cut at byte {size}"
-
     def _check_start(
         self, attempt: chaos_run.Attempt, complete: int, outcome: Outcome
     ) -> None:
@@ -262,9 +271,7 @@ class Chaos:
                 f"{attempt.output}"
             )
 
-    def _check_end(
-        self, attempt: chaos_run.Attempt, model_dir: Path, outcome: Outcome
-    ) -> None:
+    def _check_end(self, model_dir: Path, outcome: Outcome) -> None:
         arrays, manifest = checkpoint.load_latest(str(model_dir)) or ({}, {"step": 0})
         model = {n: a for n, a in arrays.items() if n.startswith("model/")}
         if manifest["step"] != STEPS or checkpoint.weights_sha256(model) != self.sha256:
@@ -276,6 +283,42 @@ class Chaos:
         # A full disk may cost lines of the log, and nothing else.
         if any(s in found for s in other) or (other and outcome.fault != "disk"):
             outcome.wrong.append(f"other losses than undisturbed in steps {other}")
+
+
+def _await_moment(ranks: chaos_run.Running, fault: str, draws: random.Random) -> str:
+    """Waits until a moment has come that is drawn; says which."""
+    kind = draws.choice(("seconds", "step", "step", "save"))
+    seconds = draws.uniform(0.0, 8.0)
+    step = draws.randint(1, STEPS - 1)
+    if fault == "disk":
+        kind = "step"
+    if kind == "seconds":
+        ranks.wait(lambda: False, seconds)
+        return f"{seconds:.1f} s after the start"
+    ranks.wait(lambda: ranks.step() >= step, chaos_run.START_SECONDS)
+    if kind == "step":
+        return f"step {step}"
+    saving = checkpoint.folder(str(ranks.model_dir))
+    ranks.wait(lambda: any(saving.glob(".step-*")), 5.0)
+    return f"while saving, after step {step}"
+
+
+def _truncate(model_dir: Path, outcome: Outcome, draws: random.Random) -> None:
+    """Cuts a file of the newest checkpoint at a random byte."""
+    steps = checkpoint.steps(str(model_dir))
+    if not steps:
+        outcome.moment += ", no checkpoint yet"
+        return
+    folder = checkpoint.folder(str(model_dir)) / f"step-{steps[-1]}"
+    path = draws.choice(sorted(folder.iterdir()))
+    size = draws.randrange(path.stat().st_size)
+    os.truncate(path, size)
+    outcome.moment += f", {path.name} of step {steps[-1]} cut at byte {size}"
+
+
+def _all_broken(model_dir: Path) -> bool:
+    """Whether there are checkpoints, and none that can be read."""
+    return bool(checkpoint.steps(str(model_dir))) and not chaos_run.newest(model_dir)
 
 
 @contextlib.contextmanager
@@ -347,30 +390,37 @@ def main(_: list[str]) -> int:
     values = flags.FLAGS
     kinds = [fault for fault in FAULTS if fault != "disk" or can_mount()]
     outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        concurrent.futures.ThreadPoolExecutor(values.parallel) as pool,
+    ):
         chaos = Chaos(values.seed, values.processes, Path(folder))
         chaos.undisturbed()
-        for number in range(values.faults):
-            while not (outcome := chaos.faulted(number, kinds[number % len(kinds)])):
-                pass
+        futures = [
+            pool.submit(chaos.faulted, number, kinds[number % len(kinds)])
+            for number in range(values.faults)
+        ]
+        for future in concurrent.futures.as_completed(futures):
+            outcome = future.result()
             outcomes.append(outcome)
             told = "as it must be" if not outcome.wrong else "; ".join(outcome.wrong)
             print(
-                f"{number + 1}/{values.faults}  {outcome.fault} {outcome.moment}: exit "
-                f"codes {outcome.codes}, {len(outcome.starts)} starts, "
+                f"{len(outcomes)}/{values.faults}  {outcome.fault} {outcome.moment}: "
+                f"exit codes {outcome.codes}, {len(outcome.starts)} starts, "
                 f"{outcome.steps_lost} steps done again: {told}",
                 flush=True,
             )
-    wrong = sum(bool(outcome.wrong) for outcome in outcomes)
-    result: dict[str, Any] = {
-        "faults": len(outcomes),
-        "same_hash": len(outcomes) - wrong,
-        "left_out": [fault for fault in FAULTS if fault not in kinds],
-        "sha256": chaos.sha256,
-        "table": table(outcomes).splitlines(),
-        "trainings": [dataclasses.asdict(outcome) for outcome in outcomes],
-    }
-    path = machine.write(values.result, result)
+            outcomes.sort(key=lambda o: o.number)
+            wrong = sum(bool(outcome.wrong) for outcome in outcomes)
+            result: dict[str, Any] = {
+                "faults": len(outcomes),
+                "same_hash": len(outcomes) - wrong,
+                "left_out": [fault for fault in FAULTS if fault not in kinds],
+                "sha256": chaos.sha256,
+                "table": table(outcomes).splitlines(),
+                "trainings": [dataclasses.asdict(outcome) for outcome in outcomes],
+            }
+            path = machine.write(values.result, result)
     print(f"{table(outcomes)}\n\nin {path}")
     return 1 if wrong else 0
 
