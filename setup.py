@@ -54,6 +54,7 @@ setup(
             "onnxruntime",
             "pillow",
             "psutil",
+            "pycocotools",
             "pytest",
             "pytest-xdist",
             "pyyaml",

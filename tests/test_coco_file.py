@@ -109,17 +109,28 @@ def test_empty_annotations_are_no_error(read):
         ("[]", "there is no list of images"),
         (described(annotations=None), "there is no list of annotations"),
         (described(categories={}), "there is no list of categories"),
-        (described(categories=[]), "got none"),
-        (described(categories=[{"id": 0, "name": "x"}]), "ids from 1 on"),
+        (described(categories=[]), "must have categories"),
+        (described(categories=[{"id": 0, "name": "x"}]), "id from 1 on"),
+        (described(categories=[{"id": 1}]), "a category must have a name"),
+        (described(categories=[{"id": "1", "name": "x"}]), "a category must have"),
+        (described(categories=[3]), "each category must be an object, got 3"),
+        (described(categories=described()["categories"][:1] * 2), "categories of id 1"),
         (described(images=[]), "must have images"),
+        (described(annotations=["x"]), "each annotation must be an object"),
         (annotated(image_id=9), "annotation 7 is of image 9"),
+        (annotated(image_id=[1]), "annotation 7 is of image [1]"),
         (annotated(category_id=2), "annotation 7 is of category 2"),
         (annotated(bbox=[1, 2, 3]), "annotation 7 must have a bbox of four"),
         (annotated(bbox=[1, 2, 3, float("nan")]), "annotation 7 must have a bbox"),
         (annotated(bbox="none"), "annotation 7 must have a bbox"),
+        (annotated(segmentation=[[1, 2, 3, 4]]), "polygons of three points"),
+        (annotated(segmentation={"size": [10, 20]}), "annotation 7 must have poly"),
+        (annotated(segmentation={"size": [9, 20], "counts": [180]}), "10 x 20"),
+        (annotated(segmentation={"size": [10, 20], "counts": [199]}), "10 x 20"),
+        (described(images=[{"id": 1, "file_name": "1.jpg"}]), "must have a file_name"),
         (
-            described(images=[{"id": 1, "file_name": "1.jpg"}]),
-            "must have id, file_name",
+            described(images=[{**described()["images"][0], "id": "1"}]),
+            "whole numbers as id",
         ),
         (described(images=described()["images"][:1] * 2), "two images of id 1"),
     ],
@@ -144,3 +155,27 @@ def test_missing_images_are_counted_and_named(read, tmp_path):
         read(described(images=[outside]))
     with pytest.raises(ValueError, match="cannot be read"):
         coco_file.read(tmp_path / "none.json", tmp_path)
+
+
+def test_what_was_kept_is_described_for_pycocotools(read):
+    """With ids of our own, and every field that it needs."""
+    (annotation,) = described()["annotations"]
+    bare = {
+        k: annotation[k] for k in ("image_id", "category_id", "bbox", "segmentation")
+    }
+    kept = read(
+        described(annotations=[bare, {**bare, "segmentation": []}, bare])
+    ).described()
+    assert kept["images"] == described()["images"]
+    assert [a["id"] for a in kept["annotations"]] == [1, 2]
+    assert {a["area"] for a in kept["annotations"]} == {20.0}  # of the box
+    assert {a["iscrowd"] for a in kept["annotations"]} == {0}
+    assert kept["categories"] == described()["categories"]
+
+
+def test_a_folder_of_links_will_do(read, tmp_path):
+    other = tmp_path / "elsewhere.jpg"
+    other.write_bytes(b"a")
+    (tmp_path / "images" / "1.jpg").unlink()
+    (tmp_path / "images" / "1.jpg").symlink_to(other)
+    assert read(described()).pictures[0].path.name == "1.jpg"

@@ -80,16 +80,32 @@ def test_run_lengths_by_hand(mask, counts):
     assert make.run_lengths(np.array(mask, bool)) == {"size": [2, 2], "counts": counts}
 
 
-def test_a_later_digit_hides_an_earlier_one_but_not_all_of_it():
-    """Squares of full ink: each keeps at least half of its pixels."""
-    squares = [(np.ones([16, 16]), 4)]
+def test_a_later_digit_hides_an_earlier_one_but_not_all_of_it(monkeypatch):
+    """Squares of full ink, whose whole areas are known: half is seen, at least."""
+    sizes = []
+
+    def resized(values, shape):
+        if values.ndim == 2:
+            sizes.append(int(np.prod(shape)))
+            return np.ones(shape)
+        return np.zeros([*shape, 3])
+
+    monkeypatch.setattr(make, "_resized", resized)
+    hidden = 0
     for seed in range(20):
+        sizes.clear()
+        squares = [(np.ones([16, 16]), 4)]
         _, placed = make.scene(squares, 96, np.random.default_rng(seed))
         assert 1 <= len(placed) <= 8
-        for label, mask in placed:
-            rows, columns = np.nonzero(mask)
-            assert label == 4
-            assert mask.sum() >= 0.5 * (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
+        areas = [mask.sum() for _, mask in placed]
+        assert areas[-1] in sizes  # nothing lies on the last one
+        for area in areas:
+            assert any(0.5 * size <= area <= size for size in sizes)
+        boxes = [
+            np.prod([np.ptp(axis) + 1 for axis in np.nonzero(m)]) for _, m in placed
+        ]
+        hidden += sum(a < box for a, box in zip(areas, boxes, strict=True))
+    assert hidden > 10
 
 
 def test_somebodys_folder_is_left_alone(tmp_path, monkeypatch, capsys):

@@ -147,23 +147,49 @@ def _backbone(trained: Trained) -> Checked:
     return Checked(difference, TOLERANCE["float32"])
 
 
-def _other_runtime(file: Any) -> Callable[[Trained], Checked]:
-    def write(trained: Trained) -> Checked:
-        model, size = trained.in_float32(), trained.settings.image_size
-        file.write(model, size, trained.folder, trained.metadata, trained.labels)
-        found = {"probabilities": file.probabilities(trained.folder, trained.images)}
-        expected = probabilities(model, trained.images)
-        return Checked(_difference(found, expected), OTHER_RUNTIME)
+def _tflite(trained: Trained) -> Checked:
+    model = trained.in_float32()
+    variables = [variable.value for variable in model.variables]
+    classify = _classifier(model, trained.settings.image_size)
+    lite_file.write(
+        classify, variables, trained.folder, trained.metadata, trained.labels
+    )
+    found = lite_file.probabilities(trained.folder, trained.images)
+    return _by_another_runtime(trained, model, found)
 
-    return write
+
+def _onnx(trained: Trained) -> Checked:
+    model = trained.in_float32()
+    classify = _classifier(model, trained.settings.image_size)
+    onnx_file.write(classify, trained.folder, trained.metadata, trained.labels)
+    found = onnx_file.probabilities(trained.folder, trained.images)
+    return _by_another_runtime(trained, model, found)
+
+
+def _classifier(model: keras.Model, size: int) -> Any:
+    """A `tf.function`: uint8 `images` [b, size, size, 3] to `probabilities`."""
+    given = tf.TensorSpec([None, size, size, 3], tf.uint8, "images")
+
+    @tf.function(input_signature=[given])
+    def classify(images):
+        return {"probabilities": tf.nn.softmax(model(images, training=False))}
+
+    return classify
+
+
+def _by_another_runtime(
+    trained: Trained, model: keras.Model, found: np.ndarray
+) -> Checked:
+    expected = probabilities(model, trained.images)
+    return Checked(_difference({"probabilities": found}, expected), OTHER_RUNTIME)
 
 
 WRITERS: Mapping[str, Callable[[Trained], Checked]] = {
     "saved_model": _saved_model,
     "keras": _keras,
     "backbone": _backbone,
-    "tflite": _other_runtime(lite_file),
-    "onnx": _other_runtime(onnx_file),
+    "tflite": _tflite,
+    "onnx": _onnx,
 }
 
 

@@ -2,9 +2,10 @@
 
 import warnings
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -14,30 +15,29 @@ LABELS = "labels.txt"
 
 
 def write(
-    model: keras.Model, image_size: int, folder: Path, metadata: str, labels: list[str]
+    classify: Any,
+    variables: Sequence[tf.Variable],
+    folder: Path,
+    metadata: str,
+    labels: list[str],
 ) -> None:
-    """Writes `TFLITE`: uint8 `images` [b, S, S, 3] to float32 `probabilities`.
+    """Writes `TFLITE`.
 
     Its metadata and the names of its classes are in a zip archive at its end, as
     TensorFlow Lite's own tools append files: `unzip` lists them, and the interpreter
     reads past them.
 
     Args:
-      model: uint8 images to logits, float32.
-      image_size: S.
+      classify: a `tf.function` with a signature, uint8 `images` [b, S, S, 3] to
+        {"probabilities": float32 [b, classes]}.
+      variables: all that it uses.
       folder: to write into.
       metadata: JSON text.
       labels: names of the classes.
     """
-    shape = [None, image_size, image_size, 3]
-
-    @tf.function(input_signature=[tf.TensorSpec(shape, tf.uint8, "images")])
-    def classify(images):
-        return {"probabilities": tf.nn.softmax(model(images, training=False))}
-
     # Only what a module of TensorFlow's holds becomes constants of the file.
     module = tf.Module()
-    module.weights = [variable.value for variable in model.variables]
+    module.weights = list(variables)
     converter = tf.lite.TFLiteConverter.from_concrete_functions(
         [classify.get_concrete_function()], module
     )

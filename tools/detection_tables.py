@@ -7,12 +7,17 @@ python tools/detection_tables.py --work=FOLDER
 (b) Mask R-CNN's own training with 1, 2, 4 and 8 images a step, with the linear scaling
     rule and without it, the same images in all (table 4b).
 
+Each is one run, so that small differences say nothing. BatchNorm of the detectors is
+frozen, as without it in the paper's: the images of a step change nothing but the step.
+
 Everything runs in FOLDER, one after another, some hours on two cores; started again it
 goes on where it was. Needs tools/detection/setup. Writes tools/results/detection.json
 with the tables in Markdown, and a picture beside it.
 """
 
 import json
+import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,12 +79,14 @@ def run(command: list[Any], log: Path) -> None:
 
 def coco(work: Path) -> Path:
     """The data set, made if it is not there."""
-    folder = work / "coco"
-    if not (folder / "annotations" / "validation.json").exists():
+    folder, beside = work / "coco", work / ".coco"
+    if not folder.exists():
+        shutil.rmtree(beside, ignore_errors=True)
         counts = [f"--train={TRAIN_IMAGES}", f"--validation={VALIDATION_IMAGES}"]
         command = [sys.executable, ROOT / "tools" / "make_digits_coco.py", *counts]
         size = f"--size={IMAGE_SIZE}"
-        run([*command, size, f"--out={folder}"], work / "coco.log")
+        run([*command, size, f"--out={beside}"], work / "coco.log")
+        beside.rename(folder)
     return folder
 
 
@@ -87,42 +94,65 @@ def backbone(work: Path, kn: int, epochs: float) -> tuple[Path, dict[str, Any]]:
     """A trained and exported backbone: its folder, and what it says of itself."""
     model_dir = work / f"backbone-{kn}"
     exported = model_dir / "export" / "backbone"
-    if not (exported / "metadata.json").exists():
-        log = work / f"backbone-{kn}.log"
-        scaled = [f"--recipe={RECIPE}", f"--global_batch={kn}", f"--epochs={epochs:g}"]
-        place = f"--model_dir={model_dir}"
-        run([sys.executable, "-m", "tf_goyal.train", *scaled, place], log)
-        formats = "--formats=backbone"
-        run([sys.executable, "-m", "tf_goyal.export", formats, place], log)
+    # Training leaves at once what is done already, and refuses other settings by name.
+    scaled = [f"--recipe={RECIPE}", f"--global_batch={kn}", f"--epochs={epochs:g}"]
+    place, log = f"--model_dir={model_dir}", work / f"backbone-{kn}.log"
+    run([sys.executable, "-m", "tf_goyal.train", *scaled, place], log)
+    run([sys.executable, "-m", "tf_goyal.export", "--formats=backbone", place], log)
     return exported, json.loads((exported / "metadata.json").read_text("utf-8"))
 
 
 def detector(
-    work: Path, name: str, data: Path, exported: Path, **settings: Any
-) -> dict[str, float]:
-    """AP of a Mask R-CNN that is trained from a backbone, by name."""
+    work: Path,
+    name: str,
+    data: Path,
+    source: tuple[Path, dict[str, Any]],
+    **settings: Any,
+) -> dict[str, Any]:
+    """What `mask_rcnn.py` says of a training from a backbone, run if it has not been.
+
+    Raises:
+      ValueError: it was run with other settings.
+    """
+    exported, about = source
     model_dir = work / name
     metrics = model_dir / "metrics.json"
+    told = {
+        "image_size": IMAGE_SIZE,
+        "base_lr": BASE_LR,
+        "base_images": BASE_IMAGES,
+        "rois": 64,
+        "anchor_size": 4.0,
+        "flip": False,
+        **settings,
+    }
     if not metrics.exists():
         script = ROOT / "tools" / "detection" / "mask_rcnn.py"
-        told = {
-            "model_dir": model_dir,
-            "backbone": exported,
-            "image_size": IMAGE_SIZE,
-            "base_lr": BASE_LR,
-            "base_images": BASE_IMAGES,
-            "rois": 64,
-            "anchor_size": 4,
-            "flip": "false",
-            **settings,
-        }
+        files = {"model_dir": model_dir, "backbone": exported}
         for split in ("train", "validation"):
-            told[f"{split}_annotations"] = data / "annotations" / f"{split}.json"
-            told[f"{split}_images"] = data / split
-        written = [f"--{key}={value}" for key, value in told.items()]
-        python = flags.FLAGS.garden_python
+            files[f"{split}_annotations"] = data / "annotations" / f"{split}.json"
+            files[f"{split}_images"] = data / split
+        written = [f"--{key}={value}" for key, value in {**files, **told}.items()]
+        python = Path(flags.FLAGS.garden_python).absolute()
         run([python, script, *written], work / f"{name}.log")
-    return json.loads(metrics.read_text())["ap"]
+    found = json.loads(metrics.read_text())
+    told["backbone_sha256"] = about["weights_sha256"]
+    other = [key for key, value in told.items() if found["settings"][key] != value]
+    if other:
+        raise ValueError(
+            f"{model_dir} was run with other settings of {', '.join(other)}: remove "
+            "it, or name another --work"
+        )
+    for path in [
+        key for key in found["settings"] if "/" in str(found["settings"][key])
+    ]:
+        del found["settings"][path]  # of this machine
+    return found
+
+
+def percent(found: dict[str, Any], kind: str) -> str:
+    """Box or mask AP as a table shows it."""
+    return "diverged" if found["diverged"] else f"{found['ap'][f'{kind} AP']:.1f}"
 
 
 def table_a(rows: list[dict[str, Any]]) -> str:
@@ -132,8 +162,8 @@ def table_a(rows: list[dict[str, Any]]) -> str:
         "|---|---|---|---|",
     ]
     lines += [
-        f"| {row['kn']} | {row['top1_error']:.2f} | {row['ap']['box AP']:.1f} | "
-        f"{row['ap']['mask AP']:.1f} |"
+        f"| {row['kn']} | {row['top1_error']:.2f} | "
+        f"{percent(row['detector'], 'box')} | {percent(row['detector'], 'mask')} |"
         for row in rows
     ]
     return "\n".join(lines)
@@ -149,9 +179,9 @@ def table_b(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         cells = [str(row["images_per_step"])]
         for rule in ("linear", "none"):
-            ap = row[rule]["ap"]
-            cells += [f"{row[rule]['rate']:g}", f"{ap['box AP']:.1f}"]
-            cells.append(f"{ap['mask AP']:.1f}")
+            found = row[rule]
+            cells += [f"{found['schedule']['rate']:g}", percent(found, "box")]
+            cells.append(percent(found, "mask"))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -165,16 +195,19 @@ def draw(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    def number(found: dict[str, Any], kind: str) -> float:
+        return math.nan if found["diverged"] else found["ap"][f"{kind} AP"]
+
     figure, (left, right) = pyplot.subplots(
         1, 2, figsize=(9, 3.4), sharey=True, layout="constrained"
     )
     for kind, color in (("box", "tab:red"), ("mask", "tab:blue")):
         kns = [row["kn"] for row in rows_a]
-        values = [row["ap"][f"{kind} AP"] for row in rows_a]
+        values = [number(row["detector"], kind) for row in rows_a]
         left.plot(kns, values, "o-", color=color, label=f"{kind} AP")
         for rule, line in (("linear", "o-"), ("none", "s--")):
             images = [row["images_per_step"] for row in rows_b]
-            values = [row[rule]["ap"][f"{kind} AP"] for row in rows_b]
+            values = [number(row[rule], kind) for row in rows_b]
             how = "linear scaling" if rule == "linear" else "the same rate"
             right.plot(images, values, line, color=color, label=f"{kind} AP, {how}")
     for axis, ticks, text in (
@@ -207,28 +240,26 @@ def main(_: list[str]) -> int:
     seen = {"images_seen": values.images_seen}
     rows_a, rows_b = [], []
     for kn in MINIBATCHES:
-        exported, about = backbone(work, kn, values.epochs)
-        ap = detector(work, f"a-{kn}", data, exported, **DETECTOR, **seen)
-        row = {"kn": kn, "top1_error": about["evaluation"]["top1_error"], "ap": ap}
-        rows_a.append(row)
+        source = backbone(work, kn, values.epochs)
+        found = detector(work, f"a-{kn}", data, source, **DETECTOR, **seen)
+        error = source[1]["evaluation"]["top1_error"]
+        rows_a.append({"kn": kn, "top1_error": error, "detector": found})
         print(table_a(rows_a), flush=True)
-    exported, _ = backbone(work, BACKBONE_OF_B, values.epochs)
+    source = backbone(work, BACKBONE_OF_B, values.epochs)
     for images in IMAGES_PER_STEP:
         row: dict[str, Any] = {"images_per_step": images}
         for rule in ("linear", "none"):
-            scale = images / BASE_IMAGES if rule == "linear" else 1.0
-            same = images == BASE_IMAGES  # the rule changes nothing
-            name = f"b-{images}-{'linear' if same else rule}"
-            told = {"images_per_step": images, "lr_scaling": rule, **seen}
-            ap = detector(work, name, data, exported, **told)
-            row[rule] = {"rate": BASE_LR * scale, "ap": ap}
+            # For the base the rule changes nothing.
+            rule_there = "linear" if images == BASE_IMAGES else rule
+            told = {"images_per_step": images, "lr_scaling": rule_there, **seen}
+            name = f"b-{images}-{rule_there}"
+            row[rule] = detector(work, name, data, source, **told)
         rows_b.append(row)
         print(table_b(rows_b), flush=True)
     result = {
         "recipe": RECIPE,
         "epochs": values.epochs,
-        "images_seen": values.images_seen,
-        "detector_of_a": DETECTOR,
+        "runs_of_each": 1,
         "backbone_of_b": BACKBONE_OF_B,
         "a": rows_a,
         "b": rows_b,

@@ -5,15 +5,17 @@ python tools/garden_parity.py --garden_python=.venv-detection/bin/python
 makes networks with weights from a seed, exports them as backbones, has
 tools/detection/features.py load them with the Model Garden and compute the features of
 a photograph, and compares stages 2 to 5. Both paddings: the Model Garden pads as
-TensorFlow does ("same"), which is symmetric where every strided layer meets an odd
-size, so for images of 32 m + 1 pixels.
+TensorFlow does ("same"); tools/detection/garden.py makes it pad symmetrically.
 
 Writes tools/results/garden_parity.json and, for tests where there is no Model Garden,
-its features and the names of its variables in garden_features.npz.
+its features and the names of its variables in garden_features.npz. Where a feature
+differs by more than 1e-4 of the largest of its stage, or a variable has no partner, it
+writes nothing, and the exit code is 1.
 """
 
 import json
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,15 +28,18 @@ from tf_goyal import flags
 
 FEATURES = machine.RESULTS / "garden_features.npz"
 SCRIPT = Path(__file__).resolve().parent / "detection" / "features.py"
-# (network, padding, height and width); those of one size have the same features.
+# (network, padding, height and width)
 CASES = (
     ("resnet50", "same", 32),
-    ("resnet50", "same", 33),
-    ("resnet50", "symmetric", 33),
-    ("resnet101", "same", 33),
-    ("resnet152", "same", 33),
+    ("resnet50", "symmetric", 32),
+    ("resnet50", "same", 225),
+    ("resnet50", "symmetric", 224),
+    ("resnet101", "same", 64),
+    ("resnet152", "symmetric", 64),
 )
 STORED = CASES[:2]
+VARIABLES = {"resnet50": 265, "resnet101": 520, "resnet152": 775}
+ALLOWED = 1e-4
 SECONDS = 600  # for the Model Garden
 
 
@@ -81,20 +86,23 @@ def photograph(size: int) -> np.ndarray:
     return np.stack([image[at : at + size, at : at + size] for at in (60, 200)])
 
 
-def about(name: str) -> str:
+def about(name: str, padding: str) -> str:
     """As much of an export's metadata as the other side reads."""
     from tf_goyal import resnet
 
     how = {"mean": resnet.MEAN, "std": resnet.STD}
     described = {
         "model": name,
+        "padding": padding,
         "batch_norm": {"epsilon": 1e-5},
         "preprocessing": how,
     }
     return json.dumps(described)
 
 
-def garden_features(python: str, model: Any, images: np.ndarray) -> dict[str, Any]:
+def garden_features(
+    python: str, model: Any, padding: str, images: np.ndarray
+) -> dict[str, Any]:
     """The stages' features by the Model Garden, and what the export consists of.
 
     Raises:
@@ -106,7 +114,7 @@ def garden_features(python: str, model: Any, images: np.ndarray) -> dict[str, An
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        backbone.write(model, folder, about(model.name))
+        backbone.write(model, folder, about(model.name, padding))
         np.save(folder / "images.npy", images)
         files = ("backbone", "images.npy", "features.npz")
         command = [python, SCRIPT, *(folder / file for file in files)]
@@ -133,29 +141,40 @@ def main(_: list[str]) -> int:
     results, stored = [], {}
     for name, padding, size in CASES:
         model, images = network(name, padding), photograph(size)
-        garden = garden_features(python, model, images)
+        garden = garden_features(python, model, padding, images)
         ours = export_formats.features(model, images)
-        largest = {
+        largest = {stage: float(np.max(values)) for stage, values in ours.items()}
+        differences = {
             stage: float(np.max(np.abs(garden[stage] - values)))
             for stage, values in ours.items()
         }
+        variables = len([n for n in garden["names"] if "VARIABLE_VALUE" in n])
         results.append(
             {
                 "network": name,
                 "padding": padding,
                 "image_size": size,
-                "variables": len([n for n in garden["names"] if "VARIABLE_VALUE" in n]),
-                "largest_difference": largest,
-                "largest_feature": {s: float(np.max(v)) for s, v in ours.items()},
+                "variables": variables,
+                "largest_difference": differences,
+                "largest_feature": largest,
             }
         )
-        shown = ", ".join(f"{stage} {value:.2g}" for stage, value in largest.items())
-        print(
-            f"{name}, {padding} padding, {size} pixels: differs by {shown}", flush=True
+        shown = ", ".join(
+            f"{stage} {value:.2g}" for stage, value in differences.items()
         )
+        print(f"{name}, {padding}, {size} pixels: differs by {shown}", flush=True)
+        apart = [s for s, d in differences.items() if not d <= ALLOWED * largest[s]]
+        if apart or variables != VARIABLES[name]:
+            print(
+                f"{name}, {padding}: {', '.join(apart) or 'no stage'} differs by more "
+                f"than {ALLOWED:g} of its largest; {variables} variables, "
+                f"{VARIABLES[name]} expected",
+                file=sys.stderr,
+            )
+            return 1
         if (name, padding, size) in STORED:
-            stored |= {f"{size} {stage}": garden[stage] for stage in ours}
-            stored |= {f"{size} images": images, "names": garden["names"]}
+            stored |= {f"{padding} {stage}": garden[stage] for stage in ours}
+            stored |= {"images": images, "names": garden["names"]}
     np.savez_compressed(FEATURES, **stored)
     path = machine.write("garden_parity", {"cases": results})
     print(f"in {path} and {FEATURES}")

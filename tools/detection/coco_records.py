@@ -1,15 +1,14 @@
 """A data set in COCO's format as the records that the Model Garden trains on."""
 
+import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 from coco_file import Coco, Picture, Thing
-from official.vision.data import tfrecord_lib
 from PIL import Image
 from pycocotools import mask as masks
 
@@ -22,23 +21,25 @@ def write(coco: Coco, folder: Path, *, training: bool) -> tuple[str, int]:
     Args:
       coco: the data set.
       folder: for the records, made if need be.
-      training: leave out images in which nothing is seen, as Detectron does.
+      training: leave out images in which nothing but crowds is seen, as Detectron does.
 
     Returns:
       A pattern that matches the files, and how many images they hold.
 
     Raises:
-      ValueError: an image is not of the size that the annotations say, or none is left.
+      ValueError: an image or a mask cannot be decoded, or is of another size than the
+        annotations say, or none is left.
     """
-    pictures = [p for p in coco.pictures if not training or _usable(p)]
-    if not pictures:
-        raise ValueError("no image is left to train on: none has an annotated object")
+    usable = [p for p in coco.pictures if any(not t.crowd for t in p.things)]
+    if not usable:
+        raise ValueError(f"{coco.file} has no annotated object in any image")
+    pictures = usable if training else coco.pictures
     pattern = str(folder / "*.tfrecord")
-    done = folder / "done.json"
-    told = {"images": len(pictures), "things": sum(len(p.things) for p in pictures)}
+    done, told = folder / "done.json", {"sha256": _digest(coco, pictures)}
     if done.exists() and json.loads(done.read_text()) == told:
         return pattern, len(pictures)
     folder.mkdir(parents=True, exist_ok=True)
+    done.unlink(missing_ok=True)
     for shard in range(_SHARDS):
         path = folder / f"{shard:02}.tfrecord"
         with tf.io.TFRecordWriter(str(path)) as writer:
@@ -50,56 +51,80 @@ def write(coco: Coco, folder: Path, *, training: bool) -> tuple[str, int]:
     return pattern, len(pictures)
 
 
-def _usable(picture: Picture) -> bool:
-    return any(not thing.crowd for thing in picture.things)
+def _digest(coco: Coco, pictures: list[Picture]) -> str:
+    """Of all that the records are made from; of the images, size and time."""
+    digest = hashlib.sha256(json.dumps(coco.described()).encode())
+    for picture in pictures:
+        about = picture.path.stat()
+        digest.update(f"{picture.id} {about.st_size} {about.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 def example(picture: Picture, categories: dict[int, str]) -> tf.train.Example:
     """One record: the image as it is in its file, boxes in units of its size, masks."""
     encoded = picture.path.read_bytes()
-    with Image.open(io.BytesIO(encoded)) as image:
-        width, height = image.size
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            image.load()
+            width, height = image.size
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"{picture.path} cannot be decoded: {error}") from error
     if (height, width) != (picture.height, picture.width):
         raise ValueError(
             f"{picture.path} must be of {picture.height} x {picture.width} pixels, as "
             f"its annotations say; it is {height} x {width}"
         )
-    features = tfrecord_lib.image_info_to_feature_dict(
-        height, width, picture.path.name, picture.id, encoded, "jpg"
-    )
-    if picture.things:
-        features |= dict(_objects(picture, categories))
+    features = {
+        "image/encoded": _bytes([encoded]),
+        "image/filename": _bytes([picture.path.name.encode()]),
+        "image/source_id": _bytes([str(picture.id).encode()]),
+        "image/height": _integers([height]),
+        "image/width": _integers([width]),
+    }
+    if things := picture.things:
+        boxes = np.array([thing.box for thing in things])
+        begin = boxes[:, :2] / (width, height)
+        end = (boxes[:, :2] + boxes[:, 2:]) / (width, height)
+        names = [categories[thing.category].encode() for thing in things]
+        features |= {
+            "image/object/bbox/xmin": _floats(begin[:, 0]),
+            "image/object/bbox/ymin": _floats(begin[:, 1]),
+            "image/object/bbox/xmax": _floats(end[:, 0]),
+            "image/object/bbox/ymax": _floats(end[:, 1]),
+            "image/object/class/text": _bytes(names),
+            "image/object/class/label": _integers([t.category for t in things]),
+            "image/object/is_crowd": _integers([int(t.crowd) for t in things]),
+            "image/object/area": _floats([t.area for t in things]),
+            "image/object/mask": _bytes([mask_png(picture, t) for t in things]),
+        }
     return tf.train.Example(features=tf.train.Features(feature=features))
 
 
-def _objects(
-    picture: Picture, categories: dict[int, str]
-) -> Iterator[tuple[str, tf.train.Feature]]:
-    boxes = np.array([thing.box for thing in picture.things])
-    begin, end = boxes[:, :2], boxes[:, :2] + boxes[:, 2:]
-    for axis, name, size in ((0, "x", picture.width), (1, "y", picture.height)):
-        for edge, values in (("min", begin), ("max", end)):
-            key = f"image/object/bbox/{name}{edge}"
-            yield (
-                key,
-                tfrecord_lib.convert_to_feature(
-                    list(values[:, axis] / size), "float_list"
-                ),
-            )
-    convert = tfrecord_lib.convert_to_feature
-    things = picture.things
-    names = [categories[thing.category].encode() for thing in things]
-    yield "image/object/class/text", convert(names)
-    yield "image/object/class/label", convert([thing.category for thing in things])
-    yield "image/object/is_crowd", convert([int(thing.crowd) for thing in things])
-    yield "image/object/area", convert([t.area for t in things], "float_list")
-    yield "image/object/mask", convert([mask_png(picture, t) for t in things])
+def _bytes(values: list[bytes]) -> tf.train.Feature:
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+
+
+def _integers(values: list[int]) -> tf.train.Feature:
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+
+def _floats(values: "np.ndarray | list[float]") -> tf.train.Feature:
+    return tf.train.Feature(float_list=tf.train.FloatList(value=values))
 
 
 def mask_png(picture: Picture, thing: Thing) -> bytes:
     """The pixels at which something is seen, as a PNG of 0 and 1."""
     code = thing.segmentation
-    if isinstance(code, list) or not isinstance(code["counts"], str):
-        code = masks.frPyObjects(code, picture.height, picture.width)
-    code = masks.merge(code) if isinstance(code, list) else code
-    return tfrecord_lib.encode_mask_as_png(masks.decode(code))
+    try:
+        if isinstance(code, list) or isinstance(code["counts"], list):
+            code = masks.frPyObjects(code, picture.height, picture.width)
+        code = masks.merge(code) if isinstance(code, list) else code
+        mask = masks.decode(code)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise ValueError(
+            f"the mask of annotation {thing.id} of {picture.path} cannot be decoded: "
+            f"{error}"
+        ) from error
+    file = io.BytesIO()
+    Image.fromarray(mask).save(file, format="PNG")
+    return file.getvalue()

@@ -16,7 +16,10 @@ import numpy as np
 def main(folder: str, images_file: str, features_file: str) -> None:
     """Computes and writes them."""
     images = np.load(images_file, allow_pickle=False)
-    network = garden.backbone(Path(folder), images.shape[1:3])
+    try:
+        network = garden.backbone(Path(folder), images.shape[1:3])
+    except ValueError as error:
+        sys.exit(f"features: {error}")
     given = garden.normalized(images, garden.metadata(Path(folder)))
     found = network(given, training=False)
     np.savez(features_file, **{f"stage{s}": found[s].numpy() for s in garden.STAGES})

@@ -5,6 +5,7 @@ Runs in the environment that tools/detection/setup makes, where this project is 
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -15,6 +16,7 @@ import tf_keras
 from official.vision.configs import backbones as backbone_configs
 from official.vision.configs import common
 from official.vision.modeling.backbones import factory
+from official.vision.ops import preprocess_ops
 
 VARIABLES = {50: 265, 101: 520, 152: 775}
 STAGES = ("2", "3", "4", "5")
@@ -25,38 +27,48 @@ def metadata(folder: Path) -> dict:
 
     Args:
       folder: RUN/export/backbone.
+
+    Raises:
+      ValueError: it is no export, or its pixels are scaled otherwise than the Model
+        Garden scales them.
     """
     path = folder / "metadata.json"
-    if not path.exists():
-        raise SystemExit(
-            f"{folder} must be the folder backbone/ of an export: python -m "
-            f"tf_goyal.export --formats=backbone; there is no {path.name} in it"
+    if not path.exists() or tf.train.latest_checkpoint(str(folder)) is None:
+        raise ValueError(
+            f"{folder} must be the folder backbone/ of an export, with metadata.json "
+            "and a checkpoint: python -m tf_goyal.export --formats=backbone"
         )
-    return json.loads(path.read_text("utf-8"))
+    about = json.loads(path.read_text("utf-8"))
+    how = about["preprocessing"]
+    theirs = (preprocess_ops.MEAN_RGB, preprocess_ops.STDDEV_RGB)
+    if not np.allclose([how["mean"], how["std"]], theirs, rtol=1e-6):
+        raise ValueError(
+            f"{path} has mean {how['mean']} and standard deviation {how['std']}; the "
+            f"Model Garden's input takes {theirs[0]} and {theirs[1]}"
+        )
+    return about
 
 
-def model_id(about: dict) -> int:
+def depth(about: dict) -> int:
     """50, 101 or 152."""
     return int(about["model"].removeprefix("resnet"))
 
 
-def backbone(
-    folder: Path, image_shape: tuple[int | None, int | None]
-) -> tf_keras.Model:
+def backbone(folder: Path, image_shape: tuple[int, int]) -> tf_keras.Model:
     """The Model Garden's ResNet of an export, every variable of it matched.
 
     Args:
       folder: RUN/export/backbone.
-      image_shape: height and width, None where open.
+      image_shape: height and width.
 
     Raises:
-      SystemExit: a variable of either side has no partner; TensorFlow's error names it.
+      ValueError: a variable of either side has no partner; TensorFlow's error names it.
     """
     about = metadata(folder)
     network = factory.build_backbone(
         input_specs=tf_keras.layers.InputSpec(shape=[None, *image_shape, 3]),
         backbone_config=backbone_configs.Backbone(
-            type="resnet", resnet=backbone_configs.ResNet(model_id=model_id(about))
+            type="resnet", resnet=backbone_configs.ResNet(model_id=depth(about))
         ),
         norm_activation_config=common.NormActivation(
             use_sync_bn=False,
@@ -69,28 +81,63 @@ def backbone(
 
 
 def read(folder: Path, network: tf_keras.Model) -> None:
-    """Gives a ResNet of the Model Garden the weights of an export.
+    """Gives a ResNet of the Model Garden the weights and the padding of an export.
 
     Args:
       folder: RUN/export/backbone.
       network: of the same depth.
 
     Raises:
-      SystemExit: a variable of either side has no partner; TensorFlow's error names it.
+      ValueError: a variable of either side has no partner; TensorFlow's error names it.
     """
-    depth = model_id(metadata(folder))
-    if len(network.variables) != VARIABLES[depth]:
-        raise SystemExit(
-            f"this Model Garden's ResNet-{depth} has {len(network.variables)} "
-            f"variables, {VARIABLES[depth]} are expected: tools/detection/setup makes "
-            "an environment that fits"
+    about = metadata(folder)
+    expected = VARIABLES[depth(about)]
+    if len(network.variables) != expected:
+        raise ValueError(
+            f"this Model Garden's ResNet has {len(network.variables)} variables, that "
+            f"of {folder} has {expected}: is it of the same depth, and of the version "
+            "that tools/detection/setup installs?"
         )
     path = tf.train.latest_checkpoint(str(folder))
     status = tf.train.Checkpoint(backbone=network).read(path)
     try:
         status.assert_consumed()
     except AssertionError as error:
-        raise SystemExit(f"{path} does not fit the Model Garden's: {error}") from error
+        raise ValueError(f"{path} does not fit the Model Garden's: {error}") from error
+    if about["padding"] == "symmetric":
+        pad_symmetrically(network)
+
+
+def pad_symmetrically(network: tf_keras.Model) -> None:
+    """Makes strided layers pad (k - 1) / 2 pixels on every side, as the paper's do.
+
+    The Model Garden's pad one less on the top and left of even sizes. Shapes stay.
+    """
+    for layer in network.submodules:
+        if getattr(layer, "strides", (1, 1)) == (1, 1):
+            continue
+        if isinstance(layer, tf_keras.layers.Conv2D):
+            layer.convolution_op = _convolution(layer)
+        elif isinstance(layer, tf_keras.layers.MaxPooling2D):
+            layer.pool_function = _max_pool
+
+
+def _convolution(layer: tf_keras.layers.Conv2D) -> Callable:
+    def convolve(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        padded = _padded(inputs, layer.kernel_size[0])
+        return tf.nn.conv2d(padded, kernel, layer.strides, "VALID")
+
+    return convolve
+
+
+def _max_pool(inputs: tf.Tensor, ksize, strides, **_) -> tf.Tensor:
+    # Zeros lose against what comes out of a ReLU.
+    return tf.nn.max_pool2d(_padded(inputs, ksize[1]), ksize, strides, "VALID")
+
+
+def _padded(inputs: tf.Tensor, kernel: int) -> tf.Tensor:
+    side = [(kernel - 1) // 2] * 2
+    return tf.pad(inputs, [[0, 0], side, side, [0, 0]])
 
 
 def normalized(images: np.ndarray, about: dict) -> np.ndarray:
