@@ -45,6 +45,20 @@ def test_the_quickest_is_taken(size, best):
     assert TIMES.best(size) == best
 
 
+@pytest.mark.parametrize(
+    ("halved", "size", "best"),
+    [
+        (1.049, 2048, "halving_doubling"),
+        (1.049, 1024, "doubling"),  # that was measured
+        (1.051, 2048, "doubling"),
+        (0.999, 1024, "halving_doubling"),
+    ],
+)
+def test_beyond_what_was_measured_equals_are_halved(halved, size, best):
+    times = Measured({"doubling": {1024: 1.0}, "halving_doubling": {1024: halved}})
+    assert times.best(size) == best
+
+
 def test_cost_is_what_there_is_and_what_grows():
     assert TIMES.cost(1024) == pytest.approx((1e-3, 0.0))
     assert TIMES.cost(4096) == pytest.approx((6e-3, 2e-3))  # the ring's

@@ -18,8 +18,9 @@ from tf_goyal.placement import Placement
 from tf_goyal.reduction_plan import Bucket
 
 _SIZES = (2**10, 2**16, 2**18, 2**20, 2**22, 2**24)  # bytes
-_ROUNDS = (3, 9)  # fewest and most
-_ENOUGH = 0.3  # seconds for an algorithm and a size, unless the fewest take longer
+_ROUNDS = (5, 9)  # fewest and most
+_ENOUGH = 0.5  # seconds for an algorithm and a size, unless the fewest take longer
+_AS_GOOD_AS_EQUAL = 1.05  # as often as not a second measurement turns them round
 _LONG = 0.5  # seconds: larger buffers are not measured when one takes so long
 
 # What it does, for people, and a function that waits for all processes -> one that is
@@ -60,8 +61,18 @@ class Measured:
         return times[low] + part * (times[high] - times[low])
 
     def best(self, size: int) -> str:
-        """The quickest algorithm for a buffer of `size` bytes."""
-        return min(self.seconds, key=lambda name: self.of(name, size))
+        """The quickest algorithm for a buffer of `size` bytes.
+
+        Beyond what was measured, where doubling with and without halving were as good
+        as equal, the one that adds and copies less.
+        """
+        quickest = min(self.seconds, key=lambda name: self.of(name, size))
+        times = self.seconds.get("halving_doubling", {})
+        if quickest == "doubling" and times and size > max(times):
+            halved = self.of("halving_doubling", size)
+            if halved <= _AS_GOOD_AS_EQUAL * self.of(quickest, size):
+                return "halving_doubling"
+        return quickest
 
     def cost(self, size: int) -> tuple[float, float]:
         """Seconds by the quickest: of the whole, and of what grows with the size."""
