@@ -45,7 +45,7 @@ def metadata(found: TrainedModel, model: "keras.Model") -> dict[str, Any]:
         "weights_sha256": sha256,
         "recipe": {name: getattr(settings, name) for name in settings.recipe_fields},
         "trained_with": {
-            name: found.metadata[name] for name in ("versions", "git_commit")
+            name: found.metadata.get(name) for name in ("versions", "git_commit")
         },
         "exported_with": provenance.versions(),
     }

@@ -73,9 +73,8 @@ def load(model_dir: str, step: int | None = None) -> TrainedModel:
 def _lacks(manifest: dict[str, Any]) -> str:
     """Why a checkpoint does not tell what it was trained with; empty where it does."""
     try:
-        metadata = manifest["metadata"]
-        _ = metadata["flags"], metadata["versions"], metadata["git_commit"]
-        _ = metadata["derived"]["labels"], metadata["derived"]["train_images"]
+        flags, derived = (manifest["metadata"][name] for name in ("flags", "derived"))
+        _ = flags, derived["labels"], derived["train_images"]
     except (KeyError, TypeError) as error:
         return f"is broken: its manifest.json lacks {error}"
     return ""
