@@ -133,15 +133,19 @@ def test_a_job_at_its_time_limit_is_stopped_and_goes_on(slurm, limited):
 
 def test_a_cancelled_job_stays_cancelled(slurm, tmp_path):
     """Though its tasks save and leave with 143, as after a wish to stop."""
+    asked = tmp_path / "asked"  # what a task prints after scancel may be lost
     python = stub(
-        tmp_path, "trap 'echo asked; exit 143' TERM\necho up\nsleep 60 & wait"
+        tmp_path,
+        f"trap 'echo asked >>{asked}; exit 143' TERM\necho up\nsleep 60 & wait",
     )
     job = submit(slurm, tmp_path, python=python)
     log = tmp_path / f"tf_goyal-{job}.log"
     wait_for(slurm, job, lambda _: log.exists() and log.read_text().count("up") == 2)
     assert slurm.run("scancel", job).returncode == 0
     wait_for(slurm, job, ended)
-    wait_for(slurm, job, lambda _: log.read_text().count("asked") == 2)
+    wait_for(
+        slurm, job, lambda _: asked.exists() and asked.read_text().count("asked") == 2
+    )
     time.sleep(1)  # in which it would have been put back
     said = slurm.job(job)
     assert (said["JobState"], said["Restarts"]) == ("CANCELLED", "0")
