@@ -29,6 +29,10 @@ def slurm():
         yield cluster
 
 
+# Slurm may end the `sleep` before it asks the shell, which has to be there then.
+UNTIL_ASKED = "while true; do sleep 0.2; done"
+
+
 @pytest.fixture(scope="module")
 def limited(slurm, tmp_path_factory):
     """A job that reaches its time limit while other tests run: its number and log."""
@@ -36,7 +40,7 @@ def limited(slurm, tmp_path_factory):
     python = stub(
         folder,
         '[ "${SLURM_RESTART_COUNT:-0}" = 1 ] && exit\n'
-        "trap 'echo asked; exit 143' TERM\nsleep 100 & wait",
+        f"trap 'echo asked; exit 143' TERM\n{UNTIL_ASKED}",
     )
     # A minute of grace, so that the tasks are there when Slurm looks at its clock.
     job = submit(slurm, folder, options=["--time=3"], python=python)
@@ -136,7 +140,7 @@ def test_a_cancelled_job_stays_cancelled(slurm, tmp_path):
     asked = tmp_path / "asked"  # what a task prints after scancel may be lost
     python = stub(
         tmp_path,
-        f"trap 'echo asked >>{asked}; exit 143' TERM\necho up\nsleep 60 & wait",
+        f"trap 'echo asked >>{asked}; exit 143' TERM\necho up\n{UNTIL_ASKED}",
     )
     job = submit(slurm, tmp_path, python=python)
     log = tmp_path / f"tf_goyal-{job}.log"
