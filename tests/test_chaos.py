@@ -3,6 +3,7 @@
 import json
 import os
 
+import numpy as np
 import pytest
 from tool_runs import load, run
 
@@ -82,6 +83,56 @@ def test_a_start_that_loses_more_than_it_must_is_found(chaos, tmp_path):
         happened = attempt(chaos_run, [0, 0], f"resnet20: ... {said}")
         chaos.Chaos(0, 3, tmp_path)._check_start(happened, 6, told)
         assert (told.wrong == []) == right
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_where_the_only_checkpoint_was_cut_train_must_refuse(
+    chaos, tmp_path, monkeypatch, broken
+):
+    """F3: it does not begin anew by itself; a start that does is found."""
+    chaos_run = load("chaos_run")
+    step = chaos.checkpoint.folder(str(tmp_path)) / "step-5"
+    chaos.checkpoint.save(str(tmp_path), 5, {"model/w": np.zeros(9)}, {}, keep=1)
+    assert not chaos._all_broken(tmp_path)
+    (step / "manifest.json").write_text("{")
+    assert chaos._all_broken(tmp_path)
+    told = outcome(chaos, "truncate")
+    if not broken:  # a train that would begin anew
+        done = attempt(chaos_run, [0], "starts at step 0")
+        monkeypatch.setattr(chaos_run.Running, "leave", lambda *_: done)
+    chaos.Chaos(0, 3, tmp_path)._refused(tmp_path, told)
+    assert (told.wrong == []) == broken
+    assert told.moment.endswith(", the only one")
+    assert not step.parent.exists()  # removed, as it is told to
+    assert not chaos._all_broken(tmp_path)
+
+
+def test_draws_depend_on_the_seed_and_the_number_alone(chaos, tmp_path, monkeypatch):
+    """However many run at once: training 3 of seed 0 is always the same one."""
+    drawn = {}
+
+    def faulted(self, outcome, draws):
+        drawn.setdefault(outcome.number, []).append(draws.random())
+        return len(drawn[outcome.number]) > 1  # the first time it came too late
+
+    monkeypatch.setattr(chaos.Chaos, "_faulted", faulted)
+    one = chaos.Chaos(0, 3, tmp_path)
+    for number in (3, 1, 2):
+        one.faulted(number, "kill")
+    first, drawn = drawn, {}
+    for number in (1, 2, 3):
+        chaos.Chaos(0, 3, tmp_path).faulted(number, "kill")
+    assert drawn == first
+    assert len({*map(tuple, first.values())}) == 3
+
+
+def test_a_training_that_fails_in_the_tool_is_a_wrong_one(chaos, tmp_path, monkeypatch):
+    def fails(self, outcome, draws):
+        raise ValueError("no checkpoint can be read")
+
+    monkeypatch.setattr(chaos.Chaos, "_faulted", fails)
+    found = chaos.Chaos(0, 3, tmp_path).faulted(0, "kill")
+    assert found.wrong == ["ValueError: no checkpoint can be read"]
 
 
 def test_a_hash_counts_only_where_the_ranks_agree(chaos):

@@ -3,15 +3,16 @@
 import contextlib
 import json
 import os
-import subprocess
 
 import numpy as np
 import pytest
+import tool_runs
 
 from tf_goyal import checkpoint, run_log
 from tf_goyal.checkpoint_writer import CheckpointWriter
 from tf_goyal.run_log import RunLog
 
+small_disk = tool_runs.load("small_disk")
 VARIABLES = {"model/w": np.arange(2**15, dtype=np.float64)}  # 256 KB
 DISK = 2**20
 
@@ -25,34 +26,13 @@ def disk(tmp_path):
     """
     where = tmp_path / "disk"
     where.mkdir()
-    command = [
-        "sh",
-        "-c",
-        'mount "$@"',
-        "mount",
-        "-t",
-        "tmpfs",
-        "-o",
-        f"size={DISK}",
-        "none",
-        str(where),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    if done.returncode:
-        pytest.skip(f"a disk of its own needs mount's permission: {done.stderr}")
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(small_disk.mounted(where, DISK))
+        except (PermissionError, FileNotFoundError) as error:
+            # The limit on a file's size in the last test shows the same.
+            pytest.skip(f"a disk of its own needs the right to mount: {error}")
         yield where
-    finally:
-        subprocess.run(["umount", "-l", str(where)], check=True, timeout=60)
-
-
-def fill(disk):
-    """Takes all the room that is left. Returns the file that does."""
-    rest = disk / "rest"
-    with contextlib.suppress(OSError), rest.open("ab", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    return rest
 
 
 def test_f6_the_disk_is_full_for_a_while(disk):
@@ -68,14 +48,14 @@ def test_f6_the_disk_is_full_for_a_while(disk):
     writer.save(1, VARIABLES, {})
     log.write("event", event="start")
     assert writer.wait() == ""
-    rest = fill(disk)
+    rest = small_disk.fill(disk)
     os.truncate(rest, rest.stat().st_size - 2**17)  # half of it fits
     writer.save(2, VARIABLES, {})
     assert "No space left on device" in writer.wait()
     assert failures == [2]
     assert sorted(os.listdir(checkpoint.folder(disk))) == ["owner.json", "step-1"]
     assert checkpoint.load_latest(disk)[1]["step"] == 1
-    fill(disk)
+    small_disk.fill(disk)
     for step in range(100):
         log.write("train", step=step, text="x" * 100)
     rest.unlink()
@@ -90,7 +70,7 @@ def test_f6_the_disk_is_full_for_a_while(disk):
 def test_f6_a_full_disk_is_told_once(disk, capsys):
     """F6: neither log.jsonl nor TensorBoard's events stop the run."""
     log = RunLog(str(disk))
-    rest = fill(disk)
+    rest = small_disk.fill(disk)
     for step in range(300):
         log.write("eval", step=step, top1_error=1.0)
     assert capsys.readouterr().err.count("log.jsonl cannot be written") == 1

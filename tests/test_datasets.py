@@ -80,8 +80,8 @@ def tool():
     return module
 
 
-def require_digits(tool, folder):
-    """The files of a folder are the embedded ones.
+def differences(tool, folder):
+    """What is other in a folder than in the embedded files: sentences, or none.
 
     Byte for byte if Pillow is the tool's. Another one may round otherwise: then the
     records and labels are the same, and the pixels of each image are off by at most 4
@@ -89,23 +89,28 @@ def require_digits(tool, folder):
     lose (2.8 and 16), and less than another way to resize costs any image (4.5).
     """
     names = sorted(file.name for file in folder.iterdir())
-    assert len(names) == 6 and {*names, "README.md"} == {*os.listdir(DIGITS)}
-    if importlib.metadata.version("pillow") == tool.PILLOW:
-        for name in names:
-            assert (folder / name).read_bytes() == (DIGITS / name).read_bytes(), name
-        return
-    assert (folder / "labels.txt").read_bytes() == (DIGITS / "labels.txt").read_bytes()
-    for name in names:
-        if name == "labels.txt":
-            continue
+    if len(names) != 6 or {*names, "README.md"} != {*os.listdir(DIGITS)}:
+        return [f"the files are {names}"]
+    same_pillow = importlib.metadata.version("pillow") == tool.PILLOW
+    to_the_byte = names if same_pillow else ["labels.txt"]
+    found = [
+        f"{name} has other bytes"
+        for name in to_the_byte
+        if (folder / name).read_bytes() != (DIGITS / name).read_bytes()
+    ]
+    for name in sorted({*names} - {*to_the_byte}):
         made, embedded = (
             read(shards.ShardSplit("train", records.index_files([str(path / name)])))
             for path in (folder, DIGITS)
         )
-        assert [label for _, label in made] == [label for _, label in embedded]
+        if [label for _, label in made] != [label for _, label in embedded]:
+            found.append(f"{name} has other labels")
+            continue
         for (one, _), (other, _) in zip(made, embedded, strict=True):
             off = np.abs(grey(one) - grey(other))
-            assert off.mean() <= 4 and off.max() <= 20, "the pixels are off"
+            if not (off.mean() <= 4 and off.max() <= 20):
+                found.append(f"{name}: pixels are off")
+    return found
 
 
 def grey(encoded):
@@ -114,7 +119,7 @@ def grey(encoded):
 
 def test_digits_are_what_the_tool_writes(tool, tmp_path):
     tool.main(tmp_path)
-    require_digits(tool, tmp_path)
+    assert differences(tool, tmp_path) == []
 
 
 @pytest.mark.parametrize("other", ["packs", "rounds", "resizes"])
@@ -147,11 +152,11 @@ def test_digits_as_another_pillow_writes_them(tool, tmp_path, monkeypatch, other
     tool.main(tmp_path)
     shard = "validation-00000-of-00001"
     assert (tmp_path / shard).read_bytes() != (DIGITS / shard).read_bytes()
-    if other == "resizes":
-        with pytest.raises(AssertionError, match="pixels are off"):
-            require_digits(tool, tmp_path)
+    found = differences(tool, tmp_path)
+    if other == "resizes":  # 297 images of validation, 1,500 of training
+        assert len(found) == 1797 and all("pixels are off" in why for why in found)
     else:
-        require_digits(tool, tmp_path)
+        assert found == []
 
 
 def test_digits_are_small_and_clear(tool):

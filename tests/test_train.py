@@ -17,6 +17,7 @@ from training import (
     recipe,
     started,
     train,
+    wait_for,
 )
 
 from tf_goyal import checkpoint, run_log
@@ -85,11 +86,7 @@ def resumed(data, tmp_path_factory):
     model_dir = tmp_path_factory.mktemp("resumed") / "run"
     flags = recipe(data, model_dir)
     with started("tf_goyal.train", flags) as process:
-        log = model_dir / run_log.FILE_NAME
-        deadline = time.monotonic() + DEADLINE
-        while not (log.exists() and '"step": 1,' in log.read_text()):
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.01)
+        wait_for(model_dir, '"step": 1,', process)
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=DEADLINE)
     stopped_at = checkpoint.steps(str(model_dir))[-1]

@@ -123,7 +123,7 @@ def run(
                 continue
             new = True
             try:
-                found = _load(model_dir, step)
+                found = trained.load(model_dir, step)
             except (OSError, ValueError) as error:
                 time.sleep(_REMOVAL_SECONDS)
                 if step in checkpoint.steps(model_dir):  # the run did not remove it
@@ -184,24 +184,6 @@ class _Evaluation:
                     f"--{name}={was}: start the evaluator again"
                 )
         return self._evaluate(found)
-
-
-def _load(model_dir: str, step: int) -> TrainedModel:
-    """`trained.load`, with all that an evaluation asks of it.
-
-    Raises:
-      ValueError: there is no such checkpoint, or it is broken, or does not say of
-        what run it is.
-    """
-    try:
-        found = trained.load(model_dir, step)
-        _ = found.epoch, list(found.labels)
-    except (KeyError, TypeError, ZeroDivisionError, OverflowError) as error:
-        path = checkpoint.folder(model_dir) / f"step-{step}"
-        raise ValueError(
-            f"checkpoint {path} has a damaged manifest: {error!r}"
-        ) from error
-    return found
 
 
 def _checksum(model_dir: str, step: int) -> str:

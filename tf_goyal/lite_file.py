@@ -48,15 +48,7 @@ def write(
 
 
 def probabilities(folder: Path, images: np.ndarray) -> np.ndarray:
-    """What the file makes of images.
-
-    Args:
-      folder: that `write` was given.
-      images: uint8 [b, S, S, 3].
-
-    Returns:
-      float32 [b, classes].
-    """
+    """What the file makes of images: uint8 [b, S, S, 3] to float32 [b, classes]."""
     with warnings.catch_warnings():  # that it will leave TensorFlow one day
         warnings.simplefilter("ignore")
         interpreter = tf.lite.Interpreter(model_path=str(folder / TFLITE))

@@ -32,15 +32,7 @@ def write(classify: Any, folder: Path, metadata: str, labels: list[str]) -> None
 
 
 def probabilities(folder: Path, images: np.ndarray) -> np.ndarray:
-    """What the file makes of images.
-
-    Args:
-      folder: that `write` was given.
-      images: uint8 [b, S, S, 3].
-
-    Returns:
-      float32 [b, classes].
-    """
+    """What the file makes of images: uint8 [b, S, S, 3] to float32 [b, classes]."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(

@@ -43,7 +43,8 @@ def load(model_dir: str, step: int | None = None) -> TrainedModel:
     """Reads a run's checkpoint; the newest complete one where `step` is None.
 
     Raises:
-      ValueError: there is no such checkpoint, or it is broken.
+      ValueError: there is no such checkpoint, or it is broken, or does not say of
+        what run it is.
     """
     folder = checkpoint.folder(model_dir)
     steps = checkpoint.steps(model_dir)
@@ -54,29 +55,35 @@ def load(model_dir: str, step: int | None = None) -> TrainedModel:
             f"none in {folder}, received --model_dir={model_dir}{missing}"
         )
     if step is None:
-        arrays, manifest = checkpoint.load_latest(model_dir, _lacks)
+        arrays, manifest = checkpoint.load_latest(model_dir, _damage)
     elif step in steps:
         arrays, manifest = checkpoint.load(folder / f"step-{step}")
-        if lacks := _lacks(manifest):
-            raise ValueError(f"checkpoint {folder / f'step-{step}'} {lacks}")
+        if damage := _damage(manifest):
+            raise ValueError(f"checkpoint {folder / f'step-{step}'} {damage}")
     else:
         raise ValueError(
             f"--step must be one of the checkpoints in {folder}, which are "
             f"{', '.join(map(str, steps))}; received --step={step}"
         )
+    return _trained(model_dir, arrays, manifest)
+
+
+def _trained(
+    model_dir: str, arrays: dict[str, np.ndarray], manifest: dict[str, Any]
+) -> TrainedModel:
     metadata = manifest["metadata"]
     settings = Config.from_json(json.dumps(metadata["flags"]))
     settings = dataclasses.replace(settings, model_dir=model_dir)
     return TrainedModel(settings, manifest["step"], arrays, metadata)
 
 
-def _lacks(manifest: dict[str, Any]) -> str:
-    """Why a checkpoint does not tell what it was trained with; empty where it does."""
+def _damage(manifest: dict[str, Any]) -> str:
+    """Why a checkpoint does not say of what run it is; empty where it does."""
     try:
-        flags, derived = (manifest["metadata"][name] for name in ("flags", "derived"))
-        _ = flags, derived["labels"], derived["train_images"]
-    except (KeyError, TypeError) as error:
-        return f"is broken: its manifest.json lacks {error}"
+        found = _trained("", {}, manifest)
+        _ = found.epoch, list(found.labels)
+    except (KeyError, TypeError, ZeroDivisionError, OverflowError) as error:
+        return f"has a damaged manifest: {error!r}"
     return ""
 
 

@@ -31,7 +31,6 @@ import random
 import shutil
 import signal
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -40,6 +39,7 @@ from typing import Any
 
 import chaos_run
 import machine
+import small_disk
 from absl import flags as absl_flags
 
 from tf_goyal import checkpoint, flags
@@ -155,7 +155,7 @@ class Chaos:
     def _faulted(self, outcome: Outcome, draws: random.Random) -> bool:
         """Fills in what happened; returns whether the fault came in time."""
         fault = outcome.fault
-        with _disk(
+        with _folder(
             self._folder / f"run-{outcome.number}", fault == "disk"
         ) as model_dir:
             attempt = self._disturb(model_dir, fault, outcome, draws)
@@ -218,10 +218,12 @@ class Chaos:
                     outcome.wrong.append("a process hung beside a frozen one")
                 outcome.seconds_to_leave = time.monotonic() - since
                 ranks.send(signal.SIGKILL, victim)
-            with _full(model_dir) if fault == "disk" else contextlib.nullcontext():
-                goes_on = fault in ("stall", "disk")
-                limit = chaos_run.RUN_SECONDS if goes_on else chaos_run.LEAVE_SECONDS
-                attempt = ranks.leave(limit, since)
+            rest = small_disk.fill(model_dir) if fault == "disk" else None
+            goes_on = fault in ("stall", "disk")
+            limit = chaos_run.RUN_SECONDS if goes_on else chaos_run.LEAVE_SECONDS
+            attempt = ranks.leave(limit, since)
+            if rest:  # there is room again at the next start
+                rest.unlink()
         outcome.codes = attempt.codes
         outcome.seconds_to_leave = outcome.seconds_to_leave or attempt.seconds
         outcome.starts.append((processes, attempt.first_step))
@@ -322,44 +324,25 @@ def _all_broken(model_dir: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _disk(model_dir: Path, own: bool) -> Iterator[Path]:
-    """The run's folder, on a small disk of its own where that is asked for."""
+def _folder(model_dir: Path, small: bool) -> Iterator[Path]:
+    """The run's, on a small disk of its own where that is asked for."""
     model_dir.mkdir(parents=True)
-    if own:
-        options = ["-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(model_dir)]
-        subprocess.run(["mount", *options], check=True, timeout=60)
+    disk = small_disk.mounted(model_dir, DISK_BYTES)
     try:
-        yield model_dir
+        with disk if small else contextlib.nullcontext():
+            yield model_dir
     finally:
-        if own:
-            subprocess.run(["umount", "-l", str(model_dir)], check=True, timeout=60)
         shutil.rmtree(model_dir, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _full(model_dir: Path) -> Iterator[None]:
-    """No room on the disk of this folder."""
-    rest = model_dir / "rest"
-    with contextlib.suppress(OSError), rest.open("ab", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    try:
-        yield
-    finally:
-        rest.unlink()
 
 
 def can_mount() -> bool:
     """Whether this process may make a disk."""
     with tempfile.TemporaryDirectory() as folder:
-        options = ["-t", "tmpfs", "-o", "size=1m", "none", folder]
         try:
-            done = subprocess.run(["mount", *options], capture_output=True, timeout=60)
+            with small_disk.mounted(Path(folder), 2**20):
+                return True
         except OSError:
             return False
-        if done.returncode == 0:
-            subprocess.run(["umount", folder], check=True, timeout=60)
-        return done.returncode == 0
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
