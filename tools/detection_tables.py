@@ -51,7 +51,7 @@ def define(values: absl_flags.FlagValues) -> None:
     )
     absl_flags.DEFINE_integer(
         "images_seen",
-        1600,
+        800,
         "By each Mask R-CNN in its training.",
         lower_bound=1,
         flag_values=values,
@@ -121,7 +121,8 @@ def detector(
         "image_size": IMAGE_SIZE,
         "base_lr": BASE_LR,
         "base_images": BASE_IMAGES,
-        "rois": 64,
+        "rois": 32,
+        "detections": 20,
         "anchor_size": 4.0,
         "flip": False,
         **settings,

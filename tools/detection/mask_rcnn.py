@@ -73,6 +73,9 @@ flags.DEFINE_bool("flip", True, "Flip half of the training images.")
 flags.DEFINE_integer(
     "rois", 512, "Regions of an image that heads learn from.", lower_bound=8
 )
+flags.DEFINE_integer(
+    "detections", 100, "Kept of an image, the surest; COCO counts 100.", lower_bound=1
+)
 flags.DEFINE_float("anchor_size", 8.0, "Side of an anchor, in strides.")
 flags.DEFINE_enum(
     "depth", "50", ["50", "101", "152"], "Of the ResNet that is trained from scratch."
@@ -233,10 +236,13 @@ def experiment(
     model.norm_activation.norm_epsilon = settings["epsilon"]
     model.norm_activation.norm_momentum = 0.9
     model.backbone.resnet.model_id = settings["depth"]
+    # The paper's box head; the Model Garden's default has four convolutions.
+    model.detection_head.num_convs, model.detection_head.num_fcs = 0, 2
     model.roi_sampler.num_sampled_rois = FLAGS.rois
     model.mask_sampler.num_sampled_masks = max(4, FLAGS.rois // 4)
     model.roi_generator.num_proposals = min(1000, 4 * FLAGS.rois)
     model.roi_generator.test_num_proposals = min(1000, 4 * FLAGS.rois)
+    model.detection_generator.max_num_detections = FLAGS.detections
     task.losses.l2_weight_decay = WEIGHT_DECAY
 
     data = task.train_data

@@ -1,0 +1,122 @@
+"""The Model Garden's Mask R-CNN in its own environment, by the real commands."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tool_runs
+
+from tf_goyal import backbone, resnet
+
+GARDEN = tool_runs.TOOLS.parent / ".venv-detection" / "bin" / "python"
+DEADLINE = 420
+pytestmark = pytest.mark.skipif(
+    not GARDEN.exists(),
+    reason="tools/detection/setup has not been run: its 3 GB are not for every test",
+)
+
+
+def started(script, *arguments):
+    return subprocess.Popen(
+        [GARDEN, tool_runs.TOOLS / "detection" / script, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ended(process):
+    """Its exit code and all it said; killed at the deadline."""
+    try:
+        output, _ = process.communicate(timeout=DEADLINE)
+    finally:
+        process.kill()
+    return process.returncode, output
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory):
+    """Eight images of digits to train on, two to evaluate on: the flags."""
+    folder = tmp_path_factory.mktemp("coco")
+    maker = tool_runs.TOOLS / "make_digits_coco.py"
+    flags = [f"--out={folder}", "--train=8", "--validation=2", "--size=64"]
+    subprocess.run([sys.executable, maker, *flags], check=True, timeout=DEADLINE)
+    return [
+        f"--{split}_{what}={folder / place}"
+        for split in ("train", "validation")
+        for what, place in (
+            ("annotations", f"annotations/{split}.json"),
+            ("images", split),
+        )
+    ]
+
+
+def small(coco, model_dir, *flags):
+    """Training from scratch on 20 images, one a step, a checkpoint every two."""
+    sizes = ["--image_size=64", "--rois=8", "--detections=5", "--anchor_size=4"]
+    length = ["--images_per_step=1", "--images_seen=20", "--base_lr=0.001"]
+    return [*coco, f"--model_dir={model_dir}", *sizes, *length, *flags]
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--image_size=96", "--image_size must be a multiple of 64, received 96"),
+        ("--frozen_bn", "--frozen_bn must come with a --backbone"),
+        ("--backbone=nowhere", "nowhere must be the folder backbone/ of an export"),
+    ],
+)
+def test_settings_are_refused_by_name(coco, tmp_path, flag, says):
+    code, output = ended(started("mask_rcnn.py", *small(coco, tmp_path / "run", flag)))
+    assert (code, says in output) == (2, True), output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_backbone_of_another_depth_is_refused_by_a_variable(tmp_path):
+    """X3: what has no partner on either side is an error that names it."""
+    about = {
+        "model": "resnet101",
+        "padding": "same",
+        "batch_norm": {"epsilon": 1e-5},
+        "preprocessing": {
+            "mean": [123.675, 116.28, 103.53],
+            "std": [58.395, 57.12, 57.375],
+        },
+    }
+    model = resnet.build("resnet50", classes=2, image_size=32)
+    backbone.write(model, tmp_path, json.dumps(about))
+    images, features = tmp_path / "images.npy", tmp_path / "features.npz"
+    np.save(images, np.zeros([1, 32, 32, 3], np.uint8))
+    folder = tmp_path / "backbone"
+    code, output = ended(started("features.py", folder, images, features))
+    assert (code, "does not fit the Model Garden's" in output) == (1, True), output
+    assert "layer_with_weights-" in output or "bottleneck_block" in output
+    assert not features.exists()
+
+
+def test_a_killed_training_goes_on_and_other_settings_are_refused(coco, tmp_path):
+    run = tmp_path / "run"
+    first = started("mask_rcnn.py", *small(coco, run))
+    deadline = time.monotonic() + DEADLINE
+    while not list(run.glob("ckpt-*.index")):
+        assert first.poll() is None and time.monotonic() < deadline, ended(first)
+        time.sleep(0.2)
+    first.send_signal(signal.SIGKILL)
+    assert ended(first)[0] == -signal.SIGKILL
+    assert not (run / "metrics.json").exists()
+
+    code, output = ended(started("mask_rcnn.py", *small(coco, run)))
+    assert code == 0, output
+    assert "restored from checkpoint" in output
+    found = json.loads((run / "metrics.json").read_text())
+    assert found["schedule"] == {"steps": 20, "rate": 0.001 / 16, "warmup_steps": 2}
+    assert (found["training_images"], found["validation_images"]) == (8, 2)
+    assert set(found["ap"]) >= {"box AP", "mask AP"}
+    assert isinstance(json.loads((run / "detections.json").read_text()), list)
+
+    code, output = ended(started("mask_rcnn.py", *small(coco, run, "--images_seen=40")))
+    assert (code, "--images_seen was 20, now 40" in output) == (2, True), output
