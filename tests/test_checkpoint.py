@@ -309,7 +309,7 @@ def test_f3_a_byte_flipped_anywhere_is_broken(tmp_path):
 
 def test_all_broken_is_an_error_and_not_a_new_start(tmp_path):
     (save(tmp_path, 1) / "manifest.json").unlink()
-    with pytest.raises(ValueError, match="remove the folder"):
+    with pytest.raises(ValueError, match="put a whole one there.* remove the folder"):
         checkpoint.load_latest(str(tmp_path))
 
 

@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 import tool_runs
+from pycocotools import mask as masks
 
 coco_file = tool_runs.load("detection.coco_file")
 
@@ -56,7 +58,7 @@ def test_a_data_set(read):
     assert [picture.id for picture in coco.pictures] == [1, 2]
     (thing,) = coco.pictures[0].things
     assert thing.box == (2.0, 3.0, 5.0, 4.0)
-    assert (thing.category, thing.area, thing.crowd) == (3, 20.0, False)
+    assert (thing.category, thing.area, thing.crowd) == (3, 20, False)
     assert coco.pictures[1].things == []  # an image without annotations stays
     assert coco.classes == 4  # 0 is the background's, 2 is nobody's
     assert coco.left_out == {}
@@ -81,15 +83,48 @@ def test_boxes_outside_of_the_image(read, bbox, inside):
     assert [thing.box for thing in coco.pictures[0].things] == (
         [inside] if inside else []
     )
-    reason = {"no part of the box is in the image": 1}
+    reason = {"the box is empty, or outside of the image": 1}
     assert coco.left_out == ({} if inside else reason)
 
 
-@pytest.mark.parametrize("segmentation", [[], None, {}])
-def test_an_annotation_without_a_mask_is_left_out(read, segmentation):
+@pytest.mark.parametrize(
+    "segmentation",
+    [
+        [],
+        None,
+        {},
+        {"size": [10, 20], "counts": [200]},
+        {"size": [10, 20], "counts": "X6"},  # the same, compressed
+        [[30, 3, 37, 3, 37, 7]],
+        [[-9, -9, -4, -9, -4, -5]],
+        [[2, 3, 2, 3, 2, 3]],
+    ],
+)
+def test_an_annotation_without_a_pixel_is_left_out(read, segmentation):
+    """It would be a wrong target, and nothing that is found could be right."""
     coco = read(annotated(segmentation=segmentation))
     assert coco.pictures[0].things == []
-    assert coco.left_out == {"no mask": 1}
+    assert coco.left_out == {"no mask, or one without a pixel in the image": 1}
+
+
+@pytest.mark.parametrize("area", [None, 0, -5, float("inf"), "abc", 7])
+def test_the_area_is_that_of_the_mask(read, area):
+    """A wrong one would take the object out of the evaluation."""
+    (thing,) = read(annotated(area=area)).pictures[0].things
+    assert thing.area == 20
+
+
+@pytest.mark.parametrize("height", [1, 9, 10, 300])
+def test_compressed_run_lengths_are_read_as_pycocotools_writes_them(height):
+    random = np.random.default_rng(height)
+    for _ in range(20):
+        mask = random.random([height, 7]) < random.random()
+        code = masks.encode(np.asfortranarray(mask, np.uint8))["counts"].decode()
+        edges = np.flatnonzero(np.diff(mask.flatten(order="F"), prepend=False))
+        expected = np.diff([0, *edges, mask.size]).tolist()
+        if expected[-1] == 0:
+            expected.pop()
+        assert coco_file._uncompressed(code) == expected
 
 
 def test_a_crowd_is_kept_as_one(read):
@@ -110,7 +145,7 @@ def test_empty_annotations_are_no_error(read):
         (described(annotations=None), "there is no list of annotations"),
         (described(categories={}), "there is no list of categories"),
         (described(categories=[]), "must have categories"),
-        (described(categories=[{"id": 0, "name": "x"}]), "id from 1 on"),
+        (described(categories=[{"id": 0, "name": "x"}]), "id from 1 (0 is"),
         (described(categories=[{"id": 1}]), "a category must have a name"),
         (described(categories=[{"id": "1", "name": "x"}]), "a category must have"),
         (described(categories=[3]), "each category must be an object, got 3"),
@@ -122,8 +157,28 @@ def test_empty_annotations_are_no_error(read):
         (annotated(category_id=2), "annotation 7 is of category 2"),
         (annotated(bbox=[1, 2, 3]), "annotation 7 must have a bbox of four"),
         (annotated(bbox=[1, 2, 3, float("nan")]), "annotation 7 must have a bbox"),
-        (annotated(bbox="none"), "annotation 7 must have a bbox"),
+        (annotated(bbox="2345"), "annotation 7 must have a bbox"),
+        (annotated(bbox=[1, 2, 3, True]), "annotation 7 must have a bbox"),
+        (annotated(bbox=[1, 2, 3, 10**400]), "annotation 7 must have a bbox"),
+        (annotated(iscrowd="0"), "annotation 7 must have an iscrowd of 0 or 1"),
+        (annotated(iscrowd=2), "annotation 7 must have an iscrowd of 0 or 1"),
+        (annotated(iscrowd=None), "annotation 7 must have an iscrowd of 0 or 1"),
+        (annotated(image_id="1"), "annotation 7 is of image '1'"),
+        (annotated(image_id=True), "annotation 7 is of image True"),
+        (annotated(category_id=True), "annotation 7 is of category True"),
+        (described(categories=[{"id": 2**15, "name": "x"}]), "(0 is the background's)"),
+        ("[" * 100_000, "must be JSON"),
         (annotated(segmentation=[[1, 2, 3, 4]]), "polygons of three points"),
+        (annotated(segmentation=[[1, 2, 3, 4, 5, 6, 7]]), "polygons of three points"),
+        (annotated(segmentation=[[1, 2, 3, 4, 5, float("nan")]]), "polygons of three"),
+        (annotated(segmentation=[[1, 2, 3, 4, 5, 100_001]]), "polygons of three"),
+        (annotated(segmentation=[[1, 2, 3, 4, 5, "6"]]), "polygons of three"),
+        (annotated(segmentation=[[1, 2, 3, 4, 5, None]]), "polygons of three"),
+        (annotated(segmentation={"size": [10, 20], "counts": ""}), "10 x 20"),
+        (annotated(segmentation={"size": [10, 20], "counts": "52"}), "10 x 20"),
+        (annotated(segmentation={"size": [10, 20], "counts": "zzz"}), "10 x 20"),
+        (annotated(segmentation={"size": [10, 20], "counts": [201, -1]}), "10 x 20"),
+        (annotated(segmentation={"size": [10.0, 20], "counts": [9, 191]}), "10 x 20"),
         (annotated(segmentation={"size": [10, 20]}), "annotation 7 must have poly"),
         (annotated(segmentation={"size": [9, 20], "counts": [180]}), "10 x 20"),
         (annotated(segmentation={"size": [10, 20], "counts": [199]}), "10 x 20"),
@@ -153,6 +208,9 @@ def test_missing_images_are_counted_and_named(read, tmp_path):
     outside = {"id": 1, "file_name": "../a.json", "height": 10, "width": 20}
     with pytest.raises(ValueError, match=r"\.\./a\.json of image 1 is not in"):
         read(described(images=[outside]))
+    long = {**outside, "file_name": "a" * 300}
+    with pytest.raises(ValueError, match="1 of the 1 images"):
+        read(described(images=[long]))
     with pytest.raises(ValueError, match="cannot be read"):
         coco_file.read(tmp_path / "none.json", tmp_path)
 
@@ -168,7 +226,7 @@ def test_what_was_kept_is_described_for_pycocotools(read):
     ).described()
     assert kept["images"] == described()["images"]
     assert [a["id"] for a in kept["annotations"]] == [1, 2]
-    assert {a["area"] for a in kept["annotations"]} == {20.0}  # of the box
+    assert {a["area"] for a in kept["annotations"]} == {20}
     assert {a["iscrowd"] for a in kept["annotations"]} == {0}
     assert kept["categories"] == described()["categories"]
 
@@ -179,3 +237,22 @@ def test_a_folder_of_links_will_do(read, tmp_path):
     (tmp_path / "images" / "1.jpg").unlink()
     (tmp_path / "images" / "1.jpg").symlink_to(other)
     assert read(described()).pictures[0].path.name == "1.jpg"
+
+
+def test_names_keep_their_folder_and_may_begin_with_dots(read, tmp_path):
+    """Two images of the same name in two folders are two."""
+    names = ["a/1.jpg", "b/1.jpg", "..3.jpg"]
+    for name in names:
+        path = tmp_path / "images" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"a")
+    images = [
+        {"id": i, "file_name": name, "height": 10, "width": 20}
+        for i, name in enumerate(names, start=1)
+    ]
+    kept = read(described(images=images)).described()
+    assert [image["file_name"] for image in kept["images"]] == names
+
+
+def test_a_byte_order_mark_is_no_error(read):
+    assert read("\ufeff" + json.dumps(described())).pictures

@@ -25,7 +25,7 @@ def thing(segmentation, box=(2.0, 3.0, 5.0, 4.0), crowd=False, category=3):
 def picture(folder, things, size=(20, 10), number=1):
     path = folder / f"{number}.jpg"
     Image.fromarray(np.zeros([10, 20, 3], np.uint8)).save(path)
-    return coco_file.Picture(number, path, size[1], size[0], things)
+    return coco_file.Picture(number, path.name, path, size[1], size[0], things)
 
 
 SQUARE = [[2, 3, 7, 3, 7, 7, 2, 7]]
@@ -109,8 +109,11 @@ def test_records_are_made_again_where_the_set_has_changed(tmp_path):
     of_image.path.write_bytes(of_image.path.read_bytes() + b" ")
     third = written()
     assert third != second
+    (folder / "done.json").write_text("")
+    fourth = written()
+    assert fourth != third
     (folder / "done.json").unlink()
-    assert written() != third
+    assert written() != fourth
 
 
 def test_images_that_cannot_be_used_are_named(tmp_path):
@@ -118,19 +121,30 @@ def test_images_that_cannot_be_used_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"1\.jpg must be of 10 x 21 .*it is 10 x 20"):
         coco_records.example(other, {3: "cat"})
     whole = other.path.read_bytes()
-    for broken in (whole[: len(whole) // 2], b"no image", b""):
+    refused = [whole[: len(whole) // 2], b"no image", b""]
+    for kind in ("GIF", "TIFF", "WEBP", "PPM", "JPEG2000"):  # Pillow knows them
+        file = io.BytesIO()
+        Image.fromarray(np.zeros([10, 20, 3], np.uint8)).save(file, kind)
+        refused.append(file.getvalue())
+    for broken in refused:
         other.path.write_bytes(broken)
-        with pytest.raises(ValueError, match=r"1\.jpg cannot be decoded"):
+        with pytest.raises(ValueError, match=r"1\.jpg must be a JPEG or PNG file"):
             coco_records.example(other, {3: "cat"})
-    code = {"size": [10, 20], "counts": "?"}
-    with pytest.raises(ValueError, match=r"annotation 7 of .*1\.jpg cannot be decoded"):
-        coco_records.mask_png(other, thing({**code, "counts": None}))
+
+
+def test_an_image_too_large_to_be_one_is_named(tmp_path, monkeypatch):
+    other = picture(tmp_path, [thing(SQUARE)])
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 99)  # twice that is refused
+    with pytest.raises(ValueError, match=r"1\.jpg must be .*decompression bomb"):
+        coco_records.example(other, {3: "cat"})
 
 
 def truth(pictures=2):
     """A square in each image."""
     things = [thing(codes()["runs"])]
-    made = [coco_file.Picture(n, None, 10, 20, things) for n in range(1, pictures + 1)]
+    made = [
+        coco_file.Picture(n, "", None, 10, 20, things) for n in range(1, pictures + 1)
+    ]
     described = {
         "images": [{"id": p.id, "height": 10, "width": 20} for p in made],
         "categories": [{"id": 3, "name": "cat"}],

@@ -182,6 +182,7 @@ def test_label_map_and_preprocessing_are_stored(exported, served, trained_run):
     assert (found["model"], found["step"]) == ("resnet20", 14)
     assert found["weights_sha256"] == line["weights_sha256"]
     assert found["evaluation"]["top1_error"] == line["top1_error"]
+    assert found["returns"]["keras"] == "logits"
     assert found["recipe"]["worker_batch"] == 16
     assert str(trained_run) not in text  # nobody else's paths
 
@@ -193,10 +194,12 @@ def test_says_where_it_is_and_how_to_load_it(exported):
     assert "import tensorflow as tf" in said
 
 
-def test_an_evaluation_of_other_weights_is_not_stored(trained_run):
+def test_an_evaluation_of_other_weights_is_not_stored(trained_run, tmp_path):
     sha256 = checkpoint.weights_sha256(trained.load(str(trained_run)).arrays)
     assert export_metadata._logged_evaluation(str(trained_run), 14, sha256) is None
     assert export_metadata._logged_evaluation(str(trained_run), 13, sha256) is None
+    (tmp_path / "log.jsonl").write_text('{"kind": "eval", "step": 14, "loss": 1}')
+    assert export_metadata._logged_evaluation(str(tmp_path), 14, sha256) is None
     assert (
         export_metadata._logged_evaluation(str(trained_run / "nothing"), 14, sha256)
         is None
@@ -229,9 +232,12 @@ def test_only_a_verified_export_replaces_the_older_one(
         assert (output / "metadata.json").read_text() == "older"
         assert list(tmp_path.iterdir()) == [output]
 
+    (output / "model.onnx").write_text("older")
     monkeypatch.setattr(export_formats, name, lambda *_: 1e-5)
     assert run_main(*flags) == 0
-    assert "32 random images" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "32 random images" in said
+    assert "removed with the earlier export there: model.onnx\n" in said
     assert json.loads((output / "metadata.json").read_text())["step"] == 12
     assert list(tmp_path.iterdir()) == [output]
 
@@ -265,6 +271,29 @@ def test_odd_images_are_served_as_evaluation_takes_them(exported, restored):
     assert difference_of(saved_model, model, encoded, images) <= 1e-6
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "answered"),
+    [
+        ("images", [2, 16, 16, 3], True),
+        ("images", [2, 17, 16, 3], False),
+        ("images", [2, 16, 15, 3], False),
+        ("images", [2, 16, 16, 1], False),
+        ("features", [2, 17, 15, 3], True),
+        ("features", [2, 16, 16, 1], False),
+    ],
+)
+def test_images_of_another_size_get_no_answer(exported, name, shape, answered):
+    """X1: what is not cropped would be classified otherwise, and nobody told."""
+    loaded = tf.saved_model.load(str(exported[0] / "saved_model"))
+    signature = loaded.signatures[name]
+    images = tf.zeros(shape, tf.uint8)
+    if answered:
+        assert signature(images=images)
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="expected shape"):
+            signature(images=images)
+
+
 def test_the_check_sees_a_difference(exported, restored, validation):
     """One weight of the last layer changed by 0.1 is far beyond the tolerance."""
     settings, model = restored[0].settings, restored[1]
@@ -285,3 +314,17 @@ def test_somebodys_folder_is_not_replaced(trained_run, tmp_path):
     with pytest.raises(ValueError, match="--output"):
         run_main(f"--model_dir={trained_run}", f"--output={tmp_path / 'thesis.tex'}")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_the_folder_is_on_a_disk_and_links_are_followed(tmp_path):
+    """What a link is to is replaced, not the link."""
+    with pytest.raises(
+        ValueError, match=r"--output must .* received --output=gs://b/x"
+    ):
+        export._output("run", "gs://b/x")
+    with pytest.raises(ValueError, match="--model_dir=gs://b/run"):
+        export._output("gs://b/run", None)
+    disk = (tmp_path / "disk").resolve()
+    (tmp_path / "link").symlink_to(disk)
+    assert export._output("run", str(tmp_path / "link")) == disk  # made when written
+    assert export._output(str(tmp_path), None) == tmp_path.resolve() / "export"

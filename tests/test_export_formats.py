@@ -236,8 +236,9 @@ def refused(*flags):
 
 def test_formats_that_cannot_be_are_refused(trained_run, monkeypatch):
     run = f"--model_dir={trained_run}"
-    assert "received pickle" in refused(run, "--formats=keras,pickle")
+    assert "received 'pickle'" in refused(run, "--formats=keras,pickle")
     assert "received none" in refused(run, "--formats=")
+    assert "received ''" in refused(run, "--formats=keras,")
     message = refused(run, "--formats=backbone")
     assert "this run's is resnet20" in message and "resnet50" in message
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

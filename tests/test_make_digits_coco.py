@@ -112,4 +112,9 @@ def test_somebodys_folder_is_left_alone(tmp_path, monkeypatch, capsys):
     (tmp_path / "thesis.tex").write_text("years")
     assert tool_runs.run(make, monkeypatch, f"--out={tmp_path}") == 2
     assert "thesis.tex" in capsys.readouterr().err
+    file = tmp_path / "thesis.tex"
+    assert tool_runs.run(make, monkeypatch, f"--out={file}") == 2
+    assert f"--out must name a folder that can be made, received {file}" in (
+        capsys.readouterr().err
+    )
     assert tool_runs.run(make, monkeypatch) == 2

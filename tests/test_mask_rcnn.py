@@ -68,6 +68,10 @@ def small(coco, model_dir, *flags):
         ("--image_size=96", "--image_size must be a multiple of 64, received 96"),
         ("--frozen_bn", "--frozen_bn must come with a --backbone"),
         ("--backbone=nowhere", "nowhere must be the folder backbone/ of an export"),
+        ("--base_lr=nan", "--base_lr must be above 0 and finite, received nan"),
+        ("--anchor_size=0", "--anchor_size must be above 0 and finite, received 0.0"),
+        ("--model_dir=/proc/run", "--model_dir must be a folder that can be written"),
+        ("--train_images=nowhere", "8 of the 8 images of"),
     ],
 )
 def test_settings_are_refused_by_name(coco, tmp_path, flag, says):
@@ -76,26 +80,61 @@ def test_settings_are_refused_by_name(coco, tmp_path, flag, says):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_backbone_of_another_depth_is_refused_by_a_variable(tmp_path):
-    """X3: what has no partner on either side is an error that names it."""
+def write_backbone(folder, **changes):
+    """The export of a ResNet-50, with what its metadata says changed."""
     about = {
-        "model": "resnet101",
+        "model": "resnet50",
         "padding": "same",
         "batch_norm": {"epsilon": 1e-5},
         "preprocessing": {
+            "channel_order": "RGB",
             "mean": [123.675, 116.28, 103.53],
             "std": [58.395, 57.12, 57.375],
         },
     }
     model = resnet.build("resnet50", classes=2, image_size=32)
-    backbone.write(model, tmp_path, json.dumps(about))
-    images, features = tmp_path / "images.npy", tmp_path / "features.npz"
+    backbone.write(model, folder, json.dumps({**about, **changes}))
+
+
+def features(folder):
+    """Exit code and output of the Model Garden's features of a black image."""
+    images = folder / "images.npy"
     np.save(images, np.zeros([1, 32, 32, 3], np.uint8))
-    folder = tmp_path / "backbone"
-    code, output = ended(started("features.py", folder, images, features))
+    output = folder / "features.npz"
+    return ended(started("features.py", folder / "backbone", images, output))
+
+
+def test_a_backbone_of_another_depth_is_refused_by_a_variable(tmp_path):
+    """X3: what has no partner on either side is an error that names it."""
+    write_backbone(tmp_path, model="resnet101")
+    code, output = features(tmp_path)
     assert (code, "does not fit the Model Garden's" in output) == (1, True), output
-    assert "layer_with_weights-" in output or "bottleneck_block" in output
-    assert not features.exists()
+    assert "Unresolved object" in output
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"padding": "valid"}, "'padding': 'valid'"),
+        ({"model": "resnet20"}, "'model': 'resnet20'"),
+        ({"batch_norm": {"epsilon": "x"}}, "metadata.json is not as tf_goyal.export"),
+        ({"preprocessing": None}, "metadata.json is not as tf_goyal.export"),
+    ],
+)
+def test_a_backbone_that_nothing_can_be_told_of(tmp_path, changes, says):
+    """X3: padding, epsilon or pixels that would be taken for others."""
+    write_backbone(tmp_path, **changes)
+    code, output = features(tmp_path)
+    assert (code, says in output) == (1, True), output
+
+
+def test_a_damaged_backbone(tmp_path):
+    write_backbone(tmp_path)
+    (data,) = (tmp_path / "backbone").glob("*.data-*")
+    data.write_bytes(data.read_bytes()[:-1000])
+    code, output = features(tmp_path)
+    assert (code, "is damaged" in output) == (1, True), output
+    assert "Traceback" not in output
 
 
 def test_a_killed_training_goes_on_and_other_settings_are_refused(coco, tmp_path):

@@ -48,6 +48,30 @@ def test_a_manifest_without_the_run_is_passed_over(trained_run, tmp_path, capsys
         trained.load(str(run), 14)
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (("derived", "labels"), [0, 1], "expected str instance, int found"),
+        (("derived", "labels"), 3, "can only join an iterable"),
+        (("derived", "train_images"), 0, "division by zero"),
+        (("flags", "image_size"), "16", "image_size"),
+        (("flags", "no_such_flag"), 1, "no_such_flag"),
+    ],
+)
+def test_a_manifest_of_odd_values_is_named(trained_run, tmp_path, place, value, says):
+    run = tmp_path / "run"
+    shutil.copytree(trained_run / "checkpoints", run / "checkpoints")
+    path = run / "checkpoints" / "step-14" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest.pop("manifest_sha256", None)
+    manifest["metadata"][place[0]][place[1]] = value
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="step-14 has a damaged manifest") as refused:
+        trained.load(str(run), 14)
+    assert says in str(refused.value)
+    assert trained.load(str(run)).step == 12
+
+
 def test_data_of_other_classes_is_refused(trained_run):
     found = trained.load(str(trained_run))
     data = datasets.load("digits")

@@ -291,8 +291,8 @@ def load_latest(
             errors.append(str(error))
     if errors:
         raise ValueError(
-            f"no checkpoint in {folder(model_dir)} can be used: remove the folder to "
-            f"start anew ({errors[0]})"
+            f"no checkpoint in {folder(model_dir)} can be used ({errors[0]}): put a "
+            "whole one there, or, to train anew, remove the folder"
         )
     return None
 

@@ -12,12 +12,13 @@ writes into RUN/export, besides metadata.json:
                  most probable one) and `labels` string [b] (its name);
                    features         images: uint8 [b, H, W, 3], RGB, of any size
                  returns float32 [b, h, w, channels] of each stage, "stage2" to "stage5"
-    keras        model.keras, which loads with this package, and plain.keras, which
-                 loads with Keras alone
+    keras        model.keras, which loads after `import tf_goyal.resnet`, and
+                 plain.keras, which loads with Keras alone: float [b, H, W, 3], RGB,
+                 0 to 255, of any size, to logits [b, classes]
     backbone     backbone/, a checkpoint for tf-models-official's detectors
                  (ResNet-50, 101 and 152)
-    tflite       model.tflite, in float32
-    onnx         model.onnx, in float32; needs pip install "tf_goyal[onnx]"
+    tflite       model.tflite, in float32: pixels of the model's size to probabilities
+    onnx         model.onnx, the same; needs pip install "tf_goyal[onnx]"
 
 Each carries the metadata: labels, preprocessing, padding, epsilon, recipe, step, error,
 hash. Before anything replaces an older export, each file is read back and held against
@@ -71,13 +72,8 @@ def main(_: list[str]) -> int:
     settings = found.settings
     export_files.check(flags.FLAGS.formats, settings.model)
     data = _data(found, flags.FLAGS.data_dir)
-    where = files.path(settings.model_dir)
-    if not flags.FLAGS.output and not files.is_local(where):
-        raise ValueError(
-            "--output must name a folder on a disk where --model_dir is a store, "
-            f"received --model_dir={settings.model_dir} and no --output"
-        )
-    output = Path(flags.FLAGS.output or where / "export").absolute()
+    output = _output(settings.model_dir, flags.FLAGS.output)
+    replaced = _held(output)
     with _folder_beside(output) as beside:
         # From here on TensorFlow runs.
         start.tensorflow()
@@ -110,7 +106,25 @@ def main(_: list[str]) -> int:
             differences[name] = checked.difference
         _replace(output, written, Path(beside) / "old")
     print(_said(output, described, differences, data), flush=True)
+    if lost := [name for name in replaced if not (output / name).exists()]:
+        print(f"removed with the earlier export there: {', '.join(lost)}", flush=True)
     return 0
+
+
+def _output(model_dir: str, told: str | None) -> Path:
+    """The folder to write, links followed: what it is a link to is replaced.
+
+    Raises:
+      ValueError: it is none on a disk.
+    """
+    where = files.path(told) if told else files.path(model_dir) / "export"
+    if not files.is_local(where):
+        raise ValueError(
+            "--output must name a folder on a disk, also where --model_dir is a store; "
+            f"received --output={told or ''} and --model_dir={model_dir}: copy it there "
+            "from a disk"
+        )
+    return Path(os.path.realpath(where))
 
 
 def _data(found: TrainedModel, data_dir: str | None) -> Dataset | None:
@@ -134,30 +148,44 @@ def _data(found: TrainedModel, data_dir: str | None) -> Dataset | None:
     return data
 
 
-def _folder_beside(output: Path) -> tempfile.TemporaryDirectory:
-    """A folder on the disk of `output`, removed with all that is left in it.
+def _held(output: Path) -> list[str]:
+    """The names in an earlier export; none where there is none.
 
     Raises:
-      ValueError: nothing can be written there, or `output` is something else than an
-        earlier export.
+      ValueError: `output` is something else.
     """
     ours = {METADATA, *(name for names in FORMATS.values() for name in names)}
     try:
         held = sorted(path.name for path in output.iterdir()) if output.exists() else []
-        strange = [name for name in held if name not in ours]
-        if strange or (held and METADATA not in held):
-            raise ValueError(
-                "--output must be a new folder, an empty one or an earlier export; "
-                f"{output} holds {', '.join((strange or held)[:3])}: name another "
-                "folder"
-            )
+    except OSError as error:
+        raise _not_writable(output, error) from error
+    strange = [name for name in held if name not in ours]
+    if strange or (held and METADATA not in held):
+        raise ValueError(
+            "--output must be a new folder, an empty one or an earlier export; "
+            f"{output} holds {', '.join((strange or held)[:3])}: name another folder"
+        )
+    return held
+
+
+def _folder_beside(output: Path) -> tempfile.TemporaryDirectory:
+    """A folder on the disk of `output`, removed with all that is left in it.
+
+    Raises:
+      ValueError: nothing can be written there.
+    """
+    try:
         output.parent.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent)
     except OSError as error:
-        raise ValueError(
-            f"--output must be a folder that can be written, received {output}: "
-            f"{error.strerror}"
-        ) from error
+        raise _not_writable(output, error) from error
+
+
+def _not_writable(output: Path, error: OSError) -> ValueError:
+    return ValueError(
+        f"--output must be a folder that can be written, received {output}: "
+        f"{error.strerror}"
+    )
 
 
 def check_images(

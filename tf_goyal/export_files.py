@@ -34,7 +34,7 @@ def check(formats: list[str], model: str) -> None:
     if unknown or not formats:
         raise ValueError(
             f"--formats must be of {', '.join(FORMATS)}, separated by commas, received "
-            f"{', '.join(unknown) or 'none'}"
+            f"{', '.join(map(repr, unknown)) or 'none'}"
         )
     if "backbone" in formats and model not in BACKBONE_MODELS:
         raise ValueError(

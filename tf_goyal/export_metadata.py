@@ -8,6 +8,14 @@ from tf_goyal.trained import TrainedModel
 if TYPE_CHECKING:
     import keras
 
+# What each format makes of an image, [b, classes].
+RETURNS = {
+    "saved_model": "probabilities",
+    "keras": "logits",
+    "tflite": "probabilities",
+    "onnx": "probabilities",
+}
+
 
 def metadata(found: TrainedModel, model: "keras.Model") -> dict[str, Any]:
     """Labels, preprocessing, padding, recipe, step, error and hash. JSON values."""
@@ -38,6 +46,7 @@ def metadata(found: TrainedModel, model: "keras.Model") -> dict[str, Any]:
         },
         "padding": settings.padding,
         "batch_norm": {"epsilon": epsilon, "statistics": "running"},
+        "returns": RETURNS,
         "precision": settings.precision,
         "step": found.step,
         "epoch": found.epoch,
@@ -55,11 +64,11 @@ def _logged_evaluation(model_dir: str, step: int, sha256: str) -> dict[str, Any]
     """Loss and errors that the run's log has for these very weights."""
     try:
         lines = run_log.read(model_dir)
-    except FileNotFoundError:
+    except OSError:
         return None
     for line in reversed(lines):
         if line["kind"] == "eval" and line["step"] == step:
             names = ("images", "loss", "top1_error", "top5_error")
-            same = line["weights_sha256"] == sha256
+            same = line.get("weights_sha256") == sha256 and set(names) <= set(line)
             return {name: line[name] for name in names} if same else None
     return None

@@ -41,6 +41,8 @@ def write(
         input_signature=[tf.TensorSpec([None, size, size, 3], tf.uint8, "images")]
     )
     def classify_images(images):
+        # A loaded signature is not held to its own shapes.
+        images = tf.ensure_shape(images, [None, size, size, 3])
         probabilities = tf.nn.softmax(model(images, training=False))
         classes = tf.argmax(probabilities, axis=1)
         return {
@@ -62,6 +64,7 @@ def write(
         input_signature=[tf.TensorSpec([None, None, None, 3], tf.uint8, "images")]
     )
     def features(images):
+        images = tf.ensure_shape(images, [None, None, None, 3])
         stages = staged(images, training=False)
         return {name: tf.cast(stage, tf.float32) for name, stage in stages.items()}
 

@@ -165,12 +165,18 @@ def main(_: list[str]) -> int:
     if not values.out:
         raise ValueError("--out must name a folder to make, received none")
     folder = Path(values.out)
-    if folder.exists() and any(folder.iterdir()):
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise ValueError(
+                f"--out must name a new folder or an empty one; {folder} holds "
+                f"{sorted(path.name for path in folder.iterdir())[0]}"
+            )
+        (folder / "annotations").mkdir(parents=True)
+    except OSError as error:
         raise ValueError(
-            f"--out must name a new folder or an empty one; {folder} holds "
-            f"{sorted(path.name for path in folder.iterdir())[0]}"
-        )
-    (folder / "annotations").mkdir(parents=True)
+            f"--out must name a folder that can be made, received {folder}: "
+            f"{error.strerror}"
+        ) from error
     data = datasets.load("digits")
     for split, count in (
         (data.train, values.train),

@@ -1,13 +1,19 @@
-"""A data set in COCO's format, read and checked. Needs Python alone."""
+"""A data set in COCO's format, read and checked. Needs pycocotools alone."""
 
 import collections
 import dataclasses
+import hashlib
 import json
-import math
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from pycocotools import mask as masks
+
+_LARGEST_CATEGORY = 2**15 - 1  # a detector has an output for each number up to it
+_FARTHEST = 100_000  # pixels, of a point of a polygon: beyond any image
 
 
 @dataclasses.dataclass
@@ -18,8 +24,8 @@ class Thing:
       id: of the annotation in the file, for people.
       category: its id.
       box: (left, top, width, height) in pixels, inside the image.
-      area: of its mask, in pixels.
-      segmentation: as in the file: polygons, or run lengths.
+      area: of its mask, in pixels, whatever the file says.
+      segmentation: as in the file: polygons, or run lengths. Never without a pixel.
       crowd: whether it is a region with many of them.
     """
 
@@ -33,9 +39,15 @@ class Thing:
 
 @dataclasses.dataclass
 class Picture:
-    """An image and what is seen in it."""
+    """An image and what is seen in it.
+
+    Attributes:
+      name: of its file, in the folder of the images.
+      path: of its file.
+    """
 
     id: int
+    name: str
     path: Path
     height: int
     width: int
@@ -63,6 +75,11 @@ class Coco:
         """Numbers that a detector tells apart: 0 is the background's."""
         return max(self.categories) + 1
 
+    @property
+    def sha256(self) -> str:
+        """Of all but the images' pixels, and of no path."""
+        return hashlib.sha256(json.dumps(self.described()).encode()).hexdigest()
+
     def described(self) -> dict[str, Any]:
         """What was kept, in COCO's format: JSON values that pycocotools takes."""
         things = [
@@ -72,7 +89,7 @@ class Coco:
             "images": [
                 {
                     "id": p.id,
-                    "file_name": p.path.name,
+                    "file_name": p.name,
                     "height": p.height,
                     "width": p.width,
                 }
@@ -115,32 +132,34 @@ def read(annotations: Path, images: Path) -> Coco:
     for entry in _entries(annotations, described["annotations"], "annotation"):
         where = f"{annotations}: annotation {entry.get('id')}"
         image, category = entry.get("image_id"), entry.get("category_id")
-        if not isinstance(image, int) or image not in pictures:
-            raise ValueError(f"{where} is of image {image}, which is not there")
-        if not isinstance(category, int) or category not in categories:
-            raise ValueError(f"{where} is of category {category}, which is not there")
+        if not _whole(image) or image not in pictures:
+            raise ValueError(f"{where} is of image {image!r}, which is not there")
+        if not _whole(category) or category not in categories:
+            raise ValueError(f"{where} is of category {category!r}, which is not there")
+        crowd = entry.get("iscrowd", 0)
+        if crowd not in (0, 1) or isinstance(crowd, float):
+            raise ValueError(f"{where} must have an iscrowd of 0 or 1, got {crowd!r}")
         picture = pictures[image]
         box = _inside(entry.get("bbox"), picture, where)
         if box is None:
-            left_out["no part of the box is in the image"] += 1
+            left_out["the box is empty, or outside of the image"] += 1
             continue
-        if not entry.get("segmentation"):
-            left_out["no mask"] += 1
+        code = entry.get("segmentation") or []
+        area = _area(code, picture, where) if code else 0
+        if not area:
+            left_out["no mask, or one without a pixel in the image"] += 1
             continue
-        code = _segmentation(entry["segmentation"], picture, where)
-        area = float(entry.get("area") or box[2] * box[3])
-        crowd = bool(entry.get("iscrowd", 0))
-        thing = Thing(entry.get("id"), category, box, area, code, crowd)
+        thing = Thing(entry.get("id"), category, box, area, code, bool(crowd))
         picture.things.append(thing)
     return Coco(annotations, list(pictures.values()), categories, dict(left_out))
 
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        described = json.loads(path.read_text("utf-8"))
+        described = json.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be JSON in COCO's format: {error}") from error
     for name in ("images", "annotations", "categories"):
         if not isinstance(described, dict) or not isinstance(described.get(name), list):
@@ -162,10 +181,11 @@ def _categories(path: Path, entries: list[Any]) -> dict[int, str]:
     categories: dict[int, str] = {}
     for entry in _entries(path, entries, "category"):
         number, name = entry.get("id"), entry.get("name")
-        if not isinstance(number, int) or number < 1 or not isinstance(name, str):
+        right = _whole(number) and 1 <= number <= _LARGEST_CATEGORY
+        if not right or not isinstance(name, str):
             raise ValueError(
-                f"{path}: a category must have a name and an id from 1 on (0 is the "
-                f"background's), got {entry}"
+                f"{path}: a category must have a name and an id from 1 (0 is the "
+                f"background's) to {_LARGEST_CATEGORY}, got {entry}"
             )
         if number in categories:
             raise ValueError(f"{path} has two categories of id {number}")
@@ -181,8 +201,7 @@ def _pictures(path: Path, entries: list[Any], images: Path) -> dict[int, Picture
     for entry in _entries(path, entries, "image"):
         number, name = entry.get("id"), entry.get("file_name")
         size = entry.get("height"), entry.get("width")
-        numbers = [number, *size]
-        if not all(isinstance(n, int) for n in numbers) or not isinstance(name, str):
+        if not all(map(_whole, [number, *size])) or not isinstance(name, str):
             raise ValueError(
                 f"{path}: an image must have a file_name, and whole numbers as id, "
                 f"height and width, got {entry}"
@@ -191,12 +210,12 @@ def _pictures(path: Path, entries: list[Any], images: Path) -> dict[int, Picture
             raise ValueError(f"{path} has two images of id {number}")
         if min(size) < 1:
             raise ValueError(f"{path}: image {number} is {size[0]} x {size[1]} pixels")
-        inside = os.path.normpath(name)
-        if os.path.isabs(inside) or inside.startswith(os.pardir):
+        inside = Path(os.path.normpath(name))
+        if inside.is_absolute() or inside.parts[:1] == (os.pardir,):
             raise ValueError(f"{path}: {name} of image {number} is not in {images}")
-        if not (images / name).is_file():
+        if not os.path.isfile(images / name):
             missing.append(name)
-        pictures[number] = Picture(number, images / name, *size, [])
+        pictures[number] = Picture(number, name, images / name, *size, [])
     if missing:
         raise ValueError(
             f"{len(missing)} of the {len(entries)} images of {path} are not in "
@@ -207,19 +226,25 @@ def _pictures(path: Path, entries: list[Any], images: Path) -> dict[int, Picture
     return pictures
 
 
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _finite(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max
+
+
 def _inside(
     box: Any, picture: Picture, where: str
 ) -> tuple[float, float, float, float] | None:
     """The part of a box that is in its image; None without any."""
-    try:
-        left, top, width, height = map(float, box)
-    except (TypeError, ValueError):
-        left = top = width = height = math.nan
-    if not all(map(math.isfinite, (left, top, width, height))):
+    if not isinstance(box, list) or len(box) != 4 or not all(map(_finite, box)):
         raise ValueError(
             f"{where} must have a bbox of four numbers, left, top, width and height, "
-            f"got {box}"
+            f"got {box!r}"
         )
+    left, top, width, height = map(float, box)
     right, bottom = min(left + width, picture.width), min(top + height, picture.height)
     left, top = max(left, 0.0), max(top, 0.0)
     if right <= left or bottom <= top:
@@ -227,23 +252,61 @@ def _inside(
     return left, top, right - left, bottom - top
 
 
-def _segmentation(code: Any, picture: Picture, where: str) -> Any:
-    """The same, if it is one of COCO's: polygons, or run lengths of the whole image."""
-    size = [picture.height, picture.width]
+def _area(code: Any, picture: Picture, where: str) -> int:
+    """Pixels of a mask: polygons, or run lengths of the whole image.
+
+    Raises:
+      ValueError: it is none of the two.
+    """
+    height, width = picture.height, picture.width
     if isinstance(code, dict):
-        counts = code.get("counts")
-        right = code.get("size") == size and isinstance(counts, str | list)
-        if right and isinstance(counts, list):
-            whole = all(isinstance(n, int) and n >= 0 for n in counts)
-            right = whole and sum(counts) == size[0] * size[1]
-    else:
-        right = isinstance(code, list) and all(
-            isinstance(polygon, list) and len(polygon) >= 6 and len(polygon) % 2 == 0
-            for polygon in code
-        )
-    if not right:
-        raise ValueError(
-            f"{where} must have polygons of three points or more, or run lengths of "
-            f"{size[0]} x {size[1]} pixels, as its segmentation, got {str(code)[:80]}"
-        )
-    return code
+        runs = code.get("counts")
+        if isinstance(runs, str):
+            runs = _uncompressed(runs)
+        size = code.get("size")
+        right = size == [height, width] and isinstance(runs, list)
+        right = right and all(map(_whole, [*size, *runs])) and min(runs, default=0) >= 0
+        if right and sum(runs) == height * width:
+            return sum(runs[1::2])
+    elif isinstance(code, list) and all(map(_polygon, code)):
+        return int(masks.area(masks.merge(masks.frPyObjects(code, height, width))))
+    raise ValueError(
+        f"{where} must have polygons of three points or more, or run lengths of "
+        f"{height} x {width} pixels, as its segmentation, got {str(code)[:80]}"
+    )
+
+
+def _polygon(points: Any) -> bool:
+    return (
+        isinstance(points, list)
+        and len(points) >= 6
+        and len(points) % 2 == 0
+        and all(_finite(value) and abs(value) <= _FARTHEST for value in points)
+    )
+
+
+def _uncompressed(code: str) -> list[int] | None:
+    """Run lengths of COCO's compressed string; None if it is none.
+
+    pycocotools takes any string, and leaves of the mask uninitialised what lacks.
+    Each character holds five bits, the lowest first, and whether more follow; from the
+    fourth number on each is a difference to the one before the last.
+
+    >>> _uncompressed("06")
+    [0, 6]
+    """
+    runs: list[int] = []
+    value = shift = 0
+    for character in code:
+        bits = ord(character) - 48
+        if not 0 <= bits < 64 or shift > 60:
+            return None
+        value |= (bits & 31) << shift
+        shift += 5
+        if bits & 32:
+            continue
+        if bits & 16:
+            value -= 1 << shift
+        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+        value = shift = 0
+    return None if shift else runs

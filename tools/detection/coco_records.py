@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 from coco_file import Coco, Picture, Thing
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from pycocotools import mask as masks
 
 _SHARDS = 8
+_FORMATS = ("JPEG", "PNG")  # of those that TensorFlow decodes, all that COCO has
 
 
 def write(coco: Coco, folder: Path, *, training: bool) -> tuple[str, int]:
@@ -35,8 +36,8 @@ def write(coco: Coco, folder: Path, *, training: bool) -> tuple[str, int]:
         raise ValueError(f"{coco.file} has no annotated object in any image")
     pictures = usable if training else coco.pictures
     pattern = str(folder / "*.tfrecord")
-    done, told = folder / "done.json", {"sha256": _digest(coco, pictures)}
-    if done.exists() and json.loads(done.read_text()) == told:
+    done, told = folder / "done.json", json.dumps({"sha256": _digest(coco, pictures)})
+    if done.exists() and done.read_bytes() == told.encode():
         return pattern, len(pictures)
     folder.mkdir(parents=True, exist_ok=True)
     done.unlink(missing_ok=True)
@@ -46,14 +47,14 @@ def write(coco: Coco, folder: Path, *, training: bool) -> tuple[str, int]:
             for picture in pictures[shard::_SHARDS]:
                 writer.write(example(picture, coco.categories).SerializeToString())
     beside = folder / ".done.json"
-    beside.write_text(json.dumps(told))
+    beside.write_text(told)
     os.replace(beside, done)
     return pattern, len(pictures)
 
 
 def _digest(coco: Coco, pictures: list[Picture]) -> str:
     """Of all that the records are made from; of the images, size and time."""
-    digest = hashlib.sha256(json.dumps(coco.described()).encode())
+    digest = hashlib.sha256(coco.sha256.encode())
     for picture in pictures:
         about = picture.path.stat()
         digest.update(f"{picture.id} {about.st_size} {about.st_mtime_ns}\n".encode())
@@ -64,11 +65,15 @@ def example(picture: Picture, categories: dict[int, str]) -> tf.train.Example:
     """One record: the image as it is in its file, boxes in units of its size, masks."""
     encoded = picture.path.read_bytes()
     try:
-        with Image.open(io.BytesIO(encoded)) as image:
+        with Image.open(io.BytesIO(encoded), formats=_FORMATS) as image:
             image.load()
             width, height = image.size
-    except (OSError, SyntaxError) as error:
-        raise ValueError(f"{picture.path} cannot be decoded: {error}") from error
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        said = "" if isinstance(error, UnidentifiedImageError) else f": {error}"
+        raise ValueError(
+            f"{picture.path} must be a {' or '.join(_FORMATS)} file, it cannot be "
+            f"decoded as one{said}"
+        ) from error
     if (height, width) != (picture.height, picture.width):
         raise ValueError(
             f"{picture.path} must be of {picture.height} x {picture.width} pixels, as "
@@ -115,16 +120,10 @@ def _floats(values: "np.ndarray | list[float]") -> tf.train.Feature:
 def mask_png(picture: Picture, thing: Thing) -> bytes:
     """The pixels at which something is seen, as a PNG of 0 and 1."""
     code = thing.segmentation
-    try:
-        if isinstance(code, list) or isinstance(code["counts"], list):
-            code = masks.frPyObjects(code, picture.height, picture.width)
-        code = masks.merge(code) if isinstance(code, list) else code
-        mask = masks.decode(code)
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise ValueError(
-            f"the mask of annotation {thing.id} of {picture.path} cannot be decoded: "
-            f"{error}"
-        ) from error
+    if isinstance(code, list) or isinstance(code["counts"], list):
+        code = masks.frPyObjects(code, picture.height, picture.width)
+    code = masks.merge(code) if isinstance(code, list) else code
+    mask = masks.decode(code)
     file = io.BytesIO()
     Image.fromarray(mask).save(file, format="PNG")
     return file.getvalue()

@@ -20,6 +20,7 @@ from official.vision.ops import preprocess_ops
 
 VARIABLES = {50: 265, 101: 520, 152: 775}
 STAGES = ("2", "3", "4", "5")
+PADDINGS = ("same", "symmetric")
 
 
 def metadata(folder: Path) -> dict:
@@ -29,8 +30,8 @@ def metadata(folder: Path) -> dict:
       folder: RUN/export/backbone.
 
     Raises:
-      ValueError: it is no export, or its pixels are scaled otherwise than the Model
-        Garden scales them.
+      ValueError: it is no export, or of a network or of pixels that the Model Garden
+        cannot be told of.
     """
     path = folder / "metadata.json"
     if not path.exists() or tf.train.latest_checkpoint(str(folder)) is None:
@@ -38,10 +39,28 @@ def metadata(folder: Path) -> dict:
             f"{folder} must be the folder backbone/ of an export, with metadata.json "
             "and a checkpoint: python -m tf_goyal.export --formats=backbone"
         )
-    about = json.loads(path.read_text("utf-8"))
-    how = about["preprocessing"]
+    try:
+        about = json.loads(path.read_text("utf-8"))
+        how = about["preprocessing"]
+        told = {
+            "model": depth(about) in VARIABLES,
+            "padding": about["padding"] in PADDINGS,
+            "batch_norm": 0 < float(about["batch_norm"]["epsilon"]) < 1,
+            "preprocessing": how["channel_order"] == "RGB",
+        }
+        scales = np.array([how["mean"], how["std"]], np.float64)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is not as tf_goyal.export writes it: {error!r}"
+        ) from error
+    if wrong := [name for name, right in told.items() if not right]:
+        raise ValueError(
+            f"{path} must be of a ResNet-50, 101 or 152, with an epsilon from 0 to 1, "
+            f"RGB images and the padding {' or '.join(PADDINGS)}; it has "
+            f"{ {name: about[name] for name in wrong} }"
+        )
     theirs = (preprocess_ops.MEAN_RGB, preprocess_ops.STDDEV_RGB)
-    if not np.allclose([how["mean"], how["std"]], theirs, rtol=1e-6):
+    if scales.shape != (2, 3) or not np.allclose(scales, theirs, rtol=1e-6):
         raise ValueError(
             f"{path} has mean {how['mean']} and standard deviation {how['std']}; the "
             f"Model Garden's input takes {theirs[0]} and {theirs[1]}"
@@ -99,11 +118,12 @@ def read(folder: Path, network: tf_keras.Model) -> None:
             "that tools/detection/setup installs?"
         )
     path = tf.train.latest_checkpoint(str(folder))
-    status = tf.train.Checkpoint(backbone=network).read(path)
     try:
-        status.assert_consumed()
+        tf.train.Checkpoint(backbone=network).read(path).assert_consumed()
     except AssertionError as error:
         raise ValueError(f"{path} does not fit the Model Garden's: {error}") from error
+    except (tf.errors.OpError, IndexError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
     if about["padding"] == "symmetric":
         pad_symmetrically(network)
 

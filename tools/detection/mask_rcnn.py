@@ -20,6 +20,7 @@ then says "diverged".
 
 import dataclasses
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -44,11 +45,14 @@ FLAGS = flags.FLAGS
 EPSILON = 1e-5
 WEIGHT_DECAY = 1e-4
 LEVELS = 64  # the coarsest level of the pyramid has one pixel for so many
-PATHS = ("model_dir", "backbone")  # flags that a run may be moved with
+SPLITS = ("train", "validation")
+# Flags that a run may be moved with; what they name is told apart by its content.
+PATHS = ("model_dir", "backbone", "train_annotations", "train_images")
+PATHS += ("validation_annotations", "validation_images")
 
 flags.DEFINE_string("model_dir", None, "Folder of this run.", required=True)
 flags.DEFINE_string("backbone", "", "RUN/export/backbone; empty: from scratch.")
-for _split in ("train", "validation"):
+for _split in SPLITS:
     flags.DEFINE_string(f"{_split}_annotations", None, "COCO's format.", required=True)
     flags.DEFINE_string(f"{_split}_images", None, "Their folder.", required=True)
 flags.DEFINE_integer(
@@ -61,7 +65,7 @@ flags.DEFINE_integer(
     "images_per_step", None, "Of all devices; by default 2 a device.", lower_bound=1
 )
 flags.DEFINE_integer("images_seen", 2_560_000, "In the whole training.", lower_bound=1)
-flags.DEFINE_float("base_lr", 0.02, "Rate for --base_images a step.", lower_bound=0.0)
+flags.DEFINE_float("base_lr", 0.02, "Rate for --base_images a step.")
 flags.DEFINE_integer("base_images", 16, "See --base_lr.", lower_bound=1)
 flags.DEFINE_enum(
     "lr_scaling", "linear", ["linear", "none"], "With the images of a step, or not."
@@ -96,13 +100,15 @@ def run(model_dir: Path) -> None:
     """All of it, in a folder."""
     about = garden.metadata(Path(FLAGS.backbone)) if FLAGS.backbone else None
     settings = resolved(about, len(tf.config.list_physical_devices("GPU")))
-    same_settings(model_dir, settings)
     train, validation = data_sets()
+    for split, coco in zip(SPLITS, (train, validation)):
+        settings[f"{split}_sha256"] = coco.sha256
+    same_settings(model_dir, settings)
     truth = model_dir / "validation.json"
     truth.write_text(json.dumps(validation.described()))
     records = [
         coco_records.write(coco, model_dir / "records" / name, training=name == "train")
-        for name, coco in (("train", train), ("validation", validation))
+        for name, coco in zip(SPLITS, (train, validation))
     ]
     schedule = rates.schedule(
         images_seen=FLAGS.images_seen,
@@ -163,6 +169,11 @@ def resolved(about: dict | None, gpus: int) -> dict[str, Any]:
         raise ValueError(
             "--depth is of a training from scratch; a --backbone has its own"
         )
+    for name in ("base_lr", "anchor_size"):
+        if not 0 < FLAGS[name].value < math.inf:
+            raise ValueError(
+                f"--{name} must be above 0 and finite, received {FLAGS[name].value}"
+            )
     devices = max(1, gpus)
     settings["images_per_step"] = FLAGS.images_per_step or 2 * devices
     if settings["images_per_step"] % devices:
@@ -180,10 +191,18 @@ def resolved(about: dict | None, gpus: int) -> dict[str, Any]:
 
 def same_settings(model_dir: Path, settings: dict[str, Any]) -> None:
     """Raises ValueError where the run in a folder has others; else stores them."""
-    model_dir.mkdir(parents=True, exist_ok=True)
     path = model_dir / "settings.json"
-    if path.exists():
-        earlier = json.loads(path.read_text())
+    try:
+        model_dir.mkdir(parents=True, exist_ok=True)
+        earlier = dict(json.loads(path.read_text())) if path.exists() else None
+    except OSError as error:
+        raise ValueError(
+            f"--model_dir must be a folder that can be written, received {model_dir}: "
+            f"{error.strerror}"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if earlier is not None:
         changed = [
             f"--{name} was {earlier.get(name)}, now {value}"
             for name, value in settings.items()
