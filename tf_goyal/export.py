@@ -120,9 +120,9 @@ def _output(model_dir: str, told: str | None) -> Path:
     where = files.path(told) if told else files.path(model_dir) / "export"
     if not files.is_local(where):
         raise ValueError(
-            "--output must name a folder on a disk, also where --model_dir is a store; "
-            f"received --output={told or ''} and --model_dir={model_dir}: copy it there "
-            "from a disk"
+            "--output must name a folder on a disk, also where --model_dir is a store, "
+            f"from which it can be copied; received --output={told or ''} and "
+            f"--model_dir={model_dir}"
         )
     return Path(os.path.realpath(where))
 
