@@ -109,7 +109,7 @@ def test_a_backbone_of_another_depth_is_refused_by_a_variable(tmp_path):
     write_backbone(tmp_path, model="resnet101")
     code, output = features(tmp_path)
     assert (code, "does not fit the Model Garden's" in output) == (1, True), output
-    assert "Unresolved object" in output
+    assert "bottleneck_block" in output
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_killed_training_goes_on_and_other_settings_are_refused(coco, tmp_path
     run = tmp_path / "run"
     first = started("mask_rcnn.py", *small(coco, run))
     deadline = time.monotonic() + DEADLINE
-    while not list(run.glob("ckpt-*.index")):
+    while not (run / "checkpoint").exists():  # which names the first one
         assert first.poll() is None and time.monotonic() < deadline, ended(first)
         time.sleep(0.2)
     first.send_signal(signal.SIGKILL)
@@ -150,7 +150,7 @@ def test_a_killed_training_goes_on_and_other_settings_are_refused(coco, tmp_path
 
     code, output = ended(started("mask_rcnn.py", *small(coco, run)))
     assert code == 0, output
-    assert "restored from checkpoint" in output
+    assert f"restored from checkpoint: {run}/ckpt-" in output
     found = json.loads((run / "metrics.json").read_text())
     assert found["schedule"] == {"steps": 20, "rate": 0.001 / 16, "warmup_steps": 2}
     assert (found["training_images"], found["validation_images"]) == (8, 2)

@@ -120,7 +120,7 @@ def read(folder: Path, network: tf_keras.Model) -> None:
     path = tf.train.latest_checkpoint(str(folder))
     try:
         tf.train.Checkpoint(backbone=network).read(path).assert_consumed()
-    except AssertionError as error:
+    except (AssertionError, ValueError) as error:
         raise ValueError(f"{path} does not fit the Model Garden's: {error}") from error
     except (tf.errors.OpError, IndexError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
