@@ -103,3 +103,20 @@ def test_the_table_of_faults():
     found = result("chaos")
     assert "\n".join(found["table"]) in README.read_text("utf-8")
     assert found["faults"] == found["same_hash"] == len(found["trainings"]) == 100
+
+
+def test_the_tables_of_detection():
+    """Both, the AP of the quick start's training, and its backbone's error."""
+    found, text = result("detection"), README.read_text("utf-8")
+    for table in ("table_a", "table_b"):
+        assert "\n".join(found[table]) in text
+    (row,) = [row for row in found["a"] if row["kn"] == 128]
+    for kind in ("box", "mask"):
+        ap = [
+            row["detector"]["ap"][f"{kind} {name}"] for name in ("AP", "AP50", "AP75")
+        ]
+        assert f"| {kind} | {' | '.join(f'{value:.1f}' for value in ap)} |" in text
+    error = f"not in the paper; {row['top1_error']:.2f} here"
+    assert f"| `digits_resnet50` | 128 | 0.1 | {error} |" in text
+    (again,) = [row["linear"] for row in found["b"] if row["images_per_step"] == 4]
+    assert again["settings"] == row["detector"]["settings"]  # one training, twice
