@@ -58,7 +58,8 @@ def test_a_data_set(read):
     assert [picture.id for picture in coco.pictures] == [1, 2]
     (thing,) = coco.pictures[0].things
     assert thing.box == (2.0, 3.0, 5.0, 4.0)
-    assert (thing.category, thing.area, thing.crowd) == (3, 20, False)
+    assert (thing.category, thing.crowd) == (3, False)
+    assert coco_file.area(thing.mask) == 20
     assert coco.pictures[1].things == []  # an image without annotations stays
     assert coco.classes == 4  # 0 is the background's, 2 is nobody's
     assert coco.left_out == {}
@@ -110,8 +111,35 @@ def test_an_annotation_without_a_pixel_is_left_out(read, segmentation):
 @pytest.mark.parametrize("area", [None, 0, -5, float("inf"), "abc", 7])
 def test_the_area_is_that_of_the_mask(read, area):
     """A wrong one would take the object out of the evaluation."""
-    (thing,) = read(annotated(area=area)).pictures[0].things
-    assert thing.area == 20
+    coco = read(annotated(area=area))
+    (thing,) = coco.pictures[0].things
+    assert coco_file.area(thing.mask) == 20
+    assert [a["area"] for a in coco.described()["annotations"]] == [20]
+
+
+SQUARE = np.zeros([10, 20], np.uint8)
+SQUARE[3:7, 2:7] = 1
+RUNS = [23, 4, 6, 4, 6, 4, 6, 4, 6, 4, 133]
+COMPRESSED = masks.encode(np.asfortranarray(SQUARE))["counts"].decode()
+
+
+@pytest.mark.parametrize(
+    "segmentation",
+    [
+        [[2, 3, 7, 3, 7, 7, 2, 7]],
+        [[2, 3, 5, 3, 5, 7, 2, 7], [5, 3, 7, 3, 7, 7, 5, 7]],
+        {"size": [10, 20], "counts": COMPRESSED},
+        {"size": [10, 20], "counts": RUNS},
+    ],
+    ids=["polygon", "two", "compressed", "runs"],
+)
+def test_masks_of_every_kind(read, segmentation):
+    """The same square, by pixels; all in one form, that JSON can hold."""
+    coco = read(annotated(segmentation=segmentation))
+    (thing,) = coco.pictures[0].things
+    np.testing.assert_array_equal(masks.decode(thing.mask), SQUARE)
+    (entry,) = coco.described()["annotations"]
+    assert entry["segmentation"] == {"size": [10, 20], "counts": COMPRESSED}
 
 
 @pytest.mark.parametrize("height", [1, 9, 10, 300])
@@ -130,7 +158,7 @@ def test_compressed_run_lengths_are_read_as_pycocotools_writes_them(height):
 def test_a_crowd_is_kept_as_one(read):
     code = {"size": [10, 20], "counts": [0, 200]}
     (thing,) = read(annotated(iscrowd=1, segmentation=code)).pictures[0].things
-    assert thing.crowd and thing.segmentation == code
+    assert thing.crowd and masks.decode(thing.mask).all()
 
 
 def test_empty_annotations_are_no_error(read):

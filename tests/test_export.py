@@ -183,6 +183,7 @@ def test_label_map_and_preprocessing_are_stored(exported, served, trained_run):
     assert found["weights_sha256"] == line["weights_sha256"]
     assert found["evaluation"]["top1_error"] == line["top1_error"]
     assert found["returns"]["keras"] == "logits"
+    assert set(found["returns"]) == set(export.FORMATS) - {"backbone"}
     assert found["recipe"]["worker_batch"] == 16
     assert str(trained_run) not in text  # nobody else's paths
 

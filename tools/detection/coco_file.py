@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -21,19 +22,16 @@ class Thing:
     """What is seen in an image.
 
     Attributes:
-      id: of the annotation in the file, for people.
       category: its id.
       box: (left, top, width, height) in pixels, inside the image.
-      area: of its mask, in pixels, whatever the file says.
-      segmentation: as in the file: polygons, or run lengths. Never without a pixel.
+      mask: where it is seen, COCO's compressed run lengths of the whole image, whatever
+        form the file has. Never without a pixel.
       crowd: whether it is a region with many of them.
     """
 
-    id: Any
     category: int
     box: tuple[float, float, float, float]
-    area: float
-    segmentation: Any
+    mask: dict[str, Any]
     crowd: bool
 
 
@@ -75,7 +73,7 @@ class Coco:
         """Numbers that a detector tells apart: 0 is the background's."""
         return max(self.categories) + 1
 
-    @property
+    @functools.cached_property
     def sha256(self) -> str:
         """Of all but the images' pixels, and of no path."""
         return hashlib.sha256(json.dumps(self.described()).encode()).hexdigest()
@@ -101,8 +99,8 @@ class Coco:
                     "image_id": picture.id,
                     "category_id": thing.category,
                     "bbox": list(thing.box),
-                    "area": thing.area,
-                    "segmentation": thing.segmentation,
+                    "area": area(thing.mask),
+                    "segmentation": thing.mask,
                     "iscrowd": int(thing.crowd),
                 }
                 for number, (picture, thing) in enumerate(things, start=1)
@@ -144,12 +142,12 @@ def read(annotations: Path, images: Path) -> Coco:
         if box is None:
             left_out["the box is empty, or outside of the image"] += 1
             continue
-        code = entry.get("segmentation") or []
-        area = _area(code, picture, where) if code else 0
-        if not area:
+        code = entry.get("segmentation")
+        mask = _mask(code, picture, where) if code else None
+        if mask is None or not area(mask):
             left_out["no mask, or one without a pixel in the image"] += 1
             continue
-        thing = Thing(entry.get("id"), category, box, area, code, bool(crowd))
+        thing = Thing(category, box, mask, bool(crowd))
         picture.things.append(thing)
     return Coco(annotations, list(pictures.values()), categories, dict(left_out))
 
@@ -252,28 +250,36 @@ def _inside(
     return left, top, right - left, bottom - top
 
 
-def _area(code: Any, picture: Picture, where: str) -> int:
-    """Pixels of a mask: polygons, or run lengths of the whole image.
+def area(mask: dict[str, Any]) -> int:
+    """Pixels of a mask."""
+    return int(masks.area(mask))
+
+
+def _mask(code: Any, picture: Picture, where: str) -> dict[str, Any]:
+    """Compressed run lengths of polygons, or of run lengths of the whole image.
 
     Raises:
       ValueError: it is none of the two.
     """
     height, width = picture.height, picture.width
     if isinstance(code, dict):
-        runs = code.get("counts")
+        runs, size = code.get("counts"), code.get("size")
         if isinstance(runs, str):
             runs = _uncompressed(runs)
-        size = code.get("size")
         right = size == [height, width] and isinstance(runs, list)
         right = right and all(map(_whole, [*size, *runs])) and min(runs, default=0) >= 0
-        if right and sum(runs) == height * width:
-            return sum(runs[1::2])
-    elif isinstance(code, list) and all(map(_polygon, code)):
-        return int(masks.area(masks.merge(masks.frPyObjects(code, height, width))))
-    raise ValueError(
-        f"{where} must have polygons of three points or more, or run lengths of "
-        f"{height} x {width} pixels, as its segmentation, got {str(code)[:80]}"
-    )
+        right = right and sum(runs) == height * width
+        parts = [{"size": size, "counts": runs}]
+    else:
+        right = isinstance(code, list) and all(map(_polygon, code))
+        parts = code
+    if not right:
+        raise ValueError(
+            f"{where} must have polygons of three points or more, or run lengths of "
+            f"{height} x {width} pixels, as its segmentation, got {str(code)[:80]}"
+        )
+    mask = masks.merge(masks.frPyObjects(parts, height, width))
+    return {"size": [height, width], "counts": mask["counts"].decode()}
 
 
 def _polygon(points: Any) -> bool:

@@ -5,10 +5,11 @@ import io
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from coco_file import Coco, Picture, Thing
+from coco_file import Coco, Picture, area
 from PIL import Image, UnidentifiedImageError
 from pycocotools import mask as masks
 
@@ -99,8 +100,8 @@ def example(picture: Picture, categories: dict[int, str]) -> tf.train.Example:
             "image/object/class/text": _bytes(names),
             "image/object/class/label": _integers([t.category for t in things]),
             "image/object/is_crowd": _integers([int(t.crowd) for t in things]),
-            "image/object/area": _floats([t.area for t in things]),
-            "image/object/mask": _bytes([mask_png(picture, t) for t in things]),
+            "image/object/area": _floats([area(t.mask) for t in things]),
+            "image/object/mask": _bytes([mask_png(t.mask) for t in things]),
         }
     return tf.train.Example(features=tf.train.Features(feature=features))
 
@@ -117,13 +118,8 @@ def _floats(values: "np.ndarray | list[float]") -> tf.train.Feature:
     return tf.train.Feature(float_list=tf.train.FloatList(value=values))
 
 
-def mask_png(picture: Picture, thing: Thing) -> bytes:
-    """The pixels at which something is seen, as a PNG of 0 and 1."""
-    code = thing.segmentation
-    if isinstance(code, list) or isinstance(code["counts"], list):
-        code = masks.frPyObjects(code, picture.height, picture.width)
-    code = masks.merge(code) if isinstance(code, list) else code
-    mask = masks.decode(code)
+def mask_png(mask: dict[str, Any]) -> bytes:
+    """A mask's pixels as a PNG of 0 and 1."""
     file = io.BytesIO()
-    Image.fromarray(mask).save(file, format="PNG")
+    Image.fromarray(masks.decode(mask)).save(file, format="PNG")
     return file.getvalue()

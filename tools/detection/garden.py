@@ -45,7 +45,7 @@ def metadata(folder: Path) -> dict:
         told = {
             "model": depth(about) in VARIABLES,
             "padding": about["padding"] in PADDINGS,
-            "batch_norm": 0 < float(about["batch_norm"]["epsilon"]) < 1,
+            "batch_norm": 0 < about["batch_norm"]["epsilon"] < 1,
             "preprocessing": how["channel_order"] == "RGB",
         }
         scales = np.array([how["mean"], how["std"]], np.float64)
