@@ -68,6 +68,7 @@ def small(coco, model_dir, *flags):
         ("--image_size=96", "--image_size must be a multiple of 64, received 96"),
         ("--frozen_bn", "--frozen_bn must come with a --backbone"),
         ("--backbone=nowhere", "nowhere must be the folder backbone/ of an export"),
+        ("--depth=51", "flag --depth=51: value should be one of <50|101|152>"),
         ("--base_lr=nan", "--base_lr must be above 0 and finite, received nan"),
         ("--anchor_size=0", "--anchor_size must be above 0 and finite, received 0.0"),
         ("--model_dir=/proc/run", "--model_dir must be a folder that can be written"),

@@ -9,10 +9,12 @@ OUT/detections.json, which mask_rcnn.py wrote.
 
 import json
 from pathlib import Path
+from typing import Any
 
+import command
 import matplotlib
 import numpy as np
-from absl import app, flags
+from absl import flags
 from PIL import Image
 from pycocotools import mask as masks
 
@@ -27,11 +29,9 @@ flags.DEFINE_integer("count", 6, "Images.", lower_bound=1)
 flags.DEFINE_float("score", 0.5, "Least score to show.")
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Draws and writes."""
-    folder = Path(FLAGS.model_dir)
-    described = json.loads((folder / "validation.json").read_text())
-    detections = json.loads((folder / "detections.json").read_text())
+    described, detections = stored("validation.json"), stored("detections.json")
     names = {c["id"]: c["name"] for c in described["categories"]}
     pictures = described["images"][: FLAGS.count]
     figure, axes = pyplot.subplots(
@@ -39,10 +39,7 @@ def main(_: list[str]) -> None:
     )
     colours = pyplot.get_cmap("tab10").colors
     for axis, picture in zip(axes[0], pictures):
-        pixels = np.asarray(
-            Image.open(Path(FLAGS.images) / picture["file_name"]).convert("RGB")
-        )
-        shown = pixels / 255.0
+        shown = pixels(picture["file_name"]) / 255.0
         axis.set_axis_off()
         for found in detections:
             if found["image_id"] != picture["id"] or found["score"] < FLAGS.score:
@@ -64,8 +61,47 @@ def main(_: list[str]) -> None:
             )
         axis.imshow(shown)
     figure.tight_layout(pad=0.2)
-    figure.savefig(FLAGS.output, dpi=120)
+    try:
+        figure.savefig(FLAGS.output, dpi=120)
+    except (OSError, ValueError) as error:  # the second: no ending of a picture
+        raise ValueError(
+            f"--output={FLAGS.output} cannot be written: {error}"
+        ) from error
+
+
+def stored(name: str) -> Any:
+    """What mask_rcnn.py wrote.
+
+    Raises:
+      ValueError: it is not there, or damaged.
+    """
+    path = Path(FLAGS.model_dir) / name
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read: {error.strerror}; --model_dir must be the folder "
+            "of a mask_rcnn.py that has ended, and not diverged"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def pixels(name: str) -> np.ndarray:
+    """uint8 [height, width, 3] of an image in --images.
+
+    Raises:
+      ValueError: it is not there, or none.
+    """
+    path = Path(FLAGS.images) / name
+    try:
+        return np.asarray(Image.open(path).convert("RGB"))
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}); --images must be the folder of the "
+            "validation's images"
+        ) from error
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

@@ -31,12 +31,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import coco_ap
 import coco_file
 import coco_records
+import command
 import detect
 import garden
 import rates
 import tensorflow as tf
 import tf_keras
-from absl import app, flags, logging
+from absl import flags, logging
 from official.core import exp_factory, task_factory, train_lib
 from official.vision.configs import maskrcnn  # noqa: F401  registers the experiment
 from official.vision.tasks import maskrcnn as tasks  # noqa: F401  and its task
@@ -87,17 +88,9 @@ flags.DEFINE_enum(
 flags.DEFINE_integer("seed", 0, "Of new weights and of the order.")
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Trains, evaluates and writes."""
-    try:
-        run(Path(FLAGS.model_dir))
-    except ValueError as error:
-        print(f"mask_rcnn: {error}", file=sys.stderr)
-        sys.exit(2)
-
-
-def run(model_dir: Path) -> None:
-    """All of it, in a folder."""
+    model_dir = Path(FLAGS.model_dir)
     about = garden.metadata(Path(FLAGS.backbone)) if FLAGS.backbone else None
     settings = resolved(about, len(tf.config.list_physical_devices("GPU")))
     train, validation = data_sets()
@@ -330,4 +323,4 @@ def trained(
 
 if __name__ == "__main__":
     logging.set_verbosity(logging.WARNING)
-    app.run(main)
+    command.run(main)
