@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import rank_runs
 
-DEADLINE = 300  # seconds
+DEADLINE = 900  # seconds
 
 DEFAULTS = {
     "workers": 4,

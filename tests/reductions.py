@@ -8,7 +8,7 @@ import numpy as np
 import rank_runs
 import tensorflow as tf
 
-DEADLINE = 120  # seconds
+DEADLINE = 600  # seconds
 
 
 def values(case: dict[str, Any], rank: int) -> np.ndarray:

@@ -15,7 +15,7 @@ import psutil
 from tf_goyal.launch import free_ports
 
 COMMANDS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue")
-START_SECONDS = 60
+START_SECONDS = 180
 NODE = "localhost"  # a name that resolves everywhere
 _PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 
@@ -72,7 +72,7 @@ class Slurm:
             "SLURM_CONF": str(configuration),
         }
 
-    def run(self, *command, seconds=30, cwd=None, **variables):
+    def run(self, *command, seconds=120, cwd=None, **variables):
         """A command of Slurm, killed with its children at the deadline."""
         process = subprocess.Popen(
             [str(part) for part in command],

@@ -40,7 +40,7 @@ def process(code):
 
 
 def outcome(running):
-    output, errors = running.communicate(timeout=60)
+    output, errors = running.communicate(timeout=180)
     return running.returncode, output, errors
 
 

@@ -21,7 +21,7 @@ class Sum:
     """The sum over some threads that stand for processes."""
 
     def __init__(self, processes):
-        self._barrier = threading.Barrier(processes, timeout=30)
+        self._barrier = threading.Barrier(processes, timeout=120)
         self._rows = []
 
     def __call__(self, rows):

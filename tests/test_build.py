@@ -209,7 +209,7 @@ def test_neither_tensorflow_nor_keras_is_imported(name):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[]\n"

@@ -99,7 +99,7 @@ def test_f6_a_file_may_grow_no_longer(tmp_path, python):
         writer.save(3, {{"w": np.ones(10)}}, {{}})
         print(json.dumps([told, why, writer.wait()]))
     """
-    done = python("-c", script, seconds=60)
+    done = python("-c", script, seconds=180)
     assert done.returncode == 0, done.stderr
     told, why, then = json.loads(done.stdout)
     assert told == [[2, why]] and "File too large" in why

@@ -8,7 +8,7 @@ SCRIPT = Path(__file__).with_name("killed_saves.py")
 
 def test_f3_a_save_killed_before_each_of_its_operations(python, tmp_path):
     """F3: either checkpoint is complete, the next save cleans up after the killed."""
-    done = python(SCRIPT, "operations", tmp_path, seconds=120)
+    done = python(SCRIPT, "operations", tmp_path, seconds=300)
     assert done.returncode == 0, done.stderr
     kills = json.loads(done.stdout)
     operations = [kill["before"].split()[0] for kill in kills]
@@ -23,7 +23,7 @@ def test_f3_a_save_killed_before_each_of_its_operations(python, tmp_path):
 
 def test_f3_the_save_of_a_step_that_is_there_killed_likewise(python, tmp_path):
     """F3: there is no moment without it, though the older ones may be gone."""
-    done = python(SCRIPT, "again", tmp_path, seconds=120)
+    done = python(SCRIPT, "again", tmp_path, seconds=300)
     assert done.returncode == 0, done.stderr
     kills = json.loads(done.stdout)
     assert len(kills) > 10
@@ -34,6 +34,6 @@ def test_f3_the_save_of_a_step_that_is_there_killed_likewise(python, tmp_path):
 
 def test_f3_saves_killed_at_random_moments(python, tmp_path):
     """F3: kill -9 during a save, in the middle of its writes too."""
-    done = python(SCRIPT, "moments", tmp_path, seconds=120)
+    done = python(SCRIPT, "moments", tmp_path, seconds=300)
     assert done.returncode == 0, done.stderr
     assert all(kill["right"] for kill in json.loads(done.stdout)), done.stdout

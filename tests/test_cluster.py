@@ -12,7 +12,7 @@ from cluster_environments import slurm_step, tf_config, worker
 from tf_goyal.cluster import Cluster, assign, from_environment, local_devices
 
 ROOT = Path(__file__).resolve().parent.parent
-DEADLINE = 120  # seconds
+DEADLINE = 600  # seconds
 
 
 def refusal(environ: dict[str, str], **flags) -> str:

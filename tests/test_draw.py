@@ -54,7 +54,7 @@ def draw(run, *flags):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 

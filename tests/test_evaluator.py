@@ -280,7 +280,7 @@ def test_it_leaves_at_once_when_asked(tmp_path):
     with started("tf_goyal.evaluate", flags) as process:
         assert process.stdout.readline().startswith("waits for a checkpoint in ")
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)
     assert process.returncode == 143
     assert list(tmp_path.iterdir()) == []
 

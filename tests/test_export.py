@@ -82,7 +82,7 @@ def served(exported, validation, tmp_path_factory):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return dict(np.load(output, allow_pickle=False))

@@ -83,7 +83,7 @@ def test_plain_keras_needs_keras_alone(exported, answers, tmp_path):
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(np.load(output), answers[1], atol=1e-6)

@@ -42,7 +42,7 @@ def test_a_file_is_replaced_in_one_go(tmp_path, monkeypatch):
 
 def test_a_run_in_a_store(python):
     """Checkpoints (F3), log, settings, trial write and a training, in ram://."""
-    done = python(STORE_CHECKS, seconds=240)
+    done = python(STORE_CHECKS, seconds=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "training" in done.stderr.split()
 
@@ -55,4 +55,4 @@ def test_a_disk_needs_no_tensorflow(module, python, tmp_path):
         f"checkpoint.load_latest({str(tmp_path)!r}); storage.trial_write('x');"
         "sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     )
-    assert python("-c", script, seconds=60).returncode == 0
+    assert python("-c", script, seconds=180).returncode == 0

@@ -220,7 +220,7 @@ def run_python(*line: str, cwd: Path = ROOT, **environ: str) -> str:
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

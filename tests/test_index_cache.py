@@ -348,7 +348,7 @@ def test_many_processes_at_once(tmp_path):
     command = [sys.executable, "-c", code, str(folder)]
 
     def run(_):
-        return subprocess.run(command, cwd=root, timeout=60, check=True)
+        return subprocess.run(command, cwd=root, timeout=180, check=True)
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         list(pool.map(run, range(4)))

@@ -474,7 +474,7 @@ def test_memory_and_open_files_are_flat():
         [sys.executable, "-c", EPOCHS],
         cwd=ROOT,
         check=True,
-        timeout=120,
+        timeout=300,
         stdout=subprocess.PIPE,
         text=True,
     )

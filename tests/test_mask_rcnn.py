@@ -13,7 +13,7 @@ import tool_runs
 from tf_goyal import backbone, resnet
 
 GARDEN = tool_runs.TOOLS.parent / ".venv-detection" / "bin" / "python"
-DEADLINE = 420
+DEADLINE = 900
 pytestmark = pytest.mark.skipif(
     not GARDEN.exists(),
     reason="tools/detection/setup has not been run: its 3 GB are not for every test",

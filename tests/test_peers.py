@@ -14,7 +14,7 @@ import pytest
 from tf_goyal import peers
 from tf_goyal.launch import free_ports
 
-DEADLINE = 60.0  # seconds
+DEADLINE = 180.0  # seconds
 PROCESS = Path(__file__).with_name("peer_process.py")
 
 

@@ -96,6 +96,6 @@ def test_a_rank_ends_with_the_tool():
         assert json.loads(rank.stdout.readline()) == {"rank": 3}
         assert rank.poll() is None
         rank.stdin.close()
-        assert rank.wait(timeout=60) == 1
+        assert rank.wait(timeout=180) == 1
     finally:
         rank.kill()

@@ -254,7 +254,7 @@ def test_many_threads_read_through_few_open_files(tmp_path, most_open):
 def test_two_threads_that_open_a_file_at_once_keep_it_open_once(tmp_path, monkeypatch):
     path = write(tmp_path / "a", *DATAS)
     reader = records.Reader(records.index_files([path]))
-    opened, both = [], threading.Barrier(2, timeout=30)
+    opened, both = [], threading.Barrier(2, timeout=120)
     open_file = os.open
 
     def open_together(*arguments):

@@ -14,7 +14,7 @@ class Together:
 
     def __init__(self, count):
         self._values = [None] * count
-        self._barrier = threading.Barrier(count, timeout=30)
+        self._barrier = threading.Barrier(count, timeout=120)
 
     def of(self, rank):
         def gather(value):

@@ -468,7 +468,7 @@ def two_devices():
             env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         results.append(json.loads(done.stdout.splitlines()[-1]))

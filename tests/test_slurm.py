@@ -52,7 +52,7 @@ def undisturbed(slurm, limited, data, tmp_path_factory):
     """Output of `srun -n 2`: 150 steps."""
     flags = training.recipe(data, tmp_path_factory.mktemp("slurm") / "run", steps=150)
     command = [sys.executable, "-m", "tf_goyal.train", *flags]
-    done = slurm.run("srun", "-n", "2", *command, seconds=240, PYTHONPATH=str(ROOT))
+    done = slurm.run("srun", "-n", "2", *command, seconds=600, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -111,7 +111,7 @@ def test_a_stopped_job_goes_on_to_the_same_weights(slurm, undisturbed, data, tmp
     log = run / "log.jsonl"
     wait_for(slurm, job, lambda _: log.exists() and '"step": 20,' in log.read_text())
     assert slurm.run("scancel", "--signal=TERM", job).returncode == 0
-    said = wait_for(slurm, job, ended, seconds=240)
+    said = wait_for(slurm, job, ended, seconds=600)
     output = (tmp_path / f"tf_goyal-{job}.log").read_text()
     assert (said["JobState"], said["Restarts"]) == ("COMPLETED", "1"), output
     assert "exit code 143: back into the queue" in output

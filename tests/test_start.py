@@ -35,7 +35,7 @@ def outcome(python, tmp_path):
     def run(end):
         (tmp_path / "tensorflow.py").write_text(STAND_IN.format(end=end))
         path = f"{tmp_path}:."
-        done = python("-c", SCRIPT, environment={"PYTHONPATH": path}, seconds=60.0)
+        done = python("-c", SCRIPT, environment={"PYTHONPATH": path}, seconds=180.0)
         return done.returncode, done.stderr
 
     return run

@@ -132,4 +132,4 @@ def test_no_tensorflow(python):
         "import sys; from tf_goyal import storage; "
         "sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     )
-    assert python("-c", check, seconds=60.0).returncode == 0
+    assert python("-c", check, seconds=180.0).returncode == 0

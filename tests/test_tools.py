@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DEADLINE = 600  # seconds; the tour installs, trains, evaluates, exports and draws
+DEADLINE = 1200  # seconds; the tour installs, trains, evaluates, exports and draws
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_clone_in_the_working_folder_does_not_hide_the_package(tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 0, done.stderr
     assert "--model_dir" in done.stdout

@@ -177,7 +177,7 @@ def test_one_that_is_asked_to_stop_while_waiting_tells_the_others(
                 time.sleep(0.05)
         time.sleep(1.0)
         waiting[here.index(asked)].send_signal(signal.SIGTERM)
-        outputs = [each.communicate(timeout=15)[0] for each in waiting]
+        outputs = [each.communicate(timeout=60)[0] for each in waiting]
     assert [each.returncode for each in waiting] == [143, 143], outputs
     for rank, output in zip(here, outputs, strict=True):
         who = "a signal" if rank == asked else f"rank {asked} ({workers[asked]})"

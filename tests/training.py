@@ -14,7 +14,7 @@ import pictures
 from tf_goyal import datasets, run_log
 from tf_goyal.launch import free_ports
 
-DEADLINE = 240  # seconds; what is hung in a collective is killed then
+DEADLINE = 600  # seconds; what is hung in a collective is killed then
 ROOT = Path(__file__).resolve().parent.parent
 
 
