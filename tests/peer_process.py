@@ -1,9 +1,10 @@
 """A process that meets others and says what becomes of them, without TensorFlow.
 
-    python peer_process.py RANK PEER_TIMEOUT HOST:PORT...
+    python peer_process.py RANK PEER_TIMEOUT START_TIMEOUT HOST:PORT...
 
 It prints "met"; then it does what it reads, a word a line, until its input ends:
-"gather", "stop", "bye", "refuse". It prints who was asked to stop, and what it gathers.
+"gather", "stop", "bye", "refuse", "fail". It prints who was asked to stop, and what
+it gathers.
 """
 
 import sys
@@ -12,12 +13,12 @@ from tf_goyal import peers
 
 
 def main() -> None:
-    rank, peer_timeout, *workers = sys.argv[1:]
+    rank, peer_timeout, start_timeout, *workers = sys.argv[1:]
     others = peers.meet(
         workers,
         int(rank),
         token=b"0123456789abcdef",
-        start_timeout=60,
+        start_timeout=float(start_timeout),
         peer_timeout=float(peer_timeout),
     )
     others.stopped = lambda who: print(f"stopped by {who}", flush=True)
@@ -31,6 +32,8 @@ def main() -> None:
                     others.ask_to_stop()
                 case "refuse":
                     raise ValueError("of no wish to go on")
+                case "fail":
+                    others.tell_failed("no record is good")
                 case "bye":
                     break
     print("end", flush=True)

@@ -1,5 +1,6 @@
 """The cluster: where its description comes from, and real strategies."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -173,11 +174,39 @@ def test_local_devices(cluster, gpus, devices, names, monkeypatch):
 def test_devices_that_are_not_there(
     cluster, gpus, allreduce, devices, said, monkeypatch
 ):
+    """S9: and what goes with them."""
     import tensorflow as tf
 
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: ["GPU"] * gpus)
     with pytest.raises(ValueError, match=said):
         local_devices(cluster, allreduce=allreduce, devices=devices)
+
+
+@pytest.mark.parametrize(
+    ("workers", "visible", "refused"),
+    [
+        (("a:1", "a:2"), None, True),
+        (("b:1", "a:1", "A:2"), None, True),  # rank 1's host is a
+        (("b:1", "a:1", "b:2"), None, False),
+        (("a:1", "a:2"), "0", False),
+    ],
+)
+def test_processes_of_a_host_do_not_share_gpus(workers, visible, refused, monkeypatch):
+    import tensorflow as tf
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: ["GPU"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    expectation = (
+        pytest.raises(ValueError, match="2 processes on the host of a:.*CUDA_VISIBLE")
+        if refused
+        else contextlib.nullcontext()
+    )
+    with expectation:
+        assert local_devices(Cluster(workers, 1), allreduce="auto", devices=0) == [
+            "GPU:0"
+        ]
 
 
 # The rest starts TensorFlow, in processes of its own.

@@ -8,7 +8,7 @@ import pytest
 from tool_runs import TOOLS, load
 
 from tf_goyal import cost_model
-from tf_goyal.cost_model import Cost, Network
+from tf_goyal.cost_model import Cost, Duration, Network
 
 # A latency of 100, software of 10, 1 per byte on the link, 0.1 per byte for copying.
 ROUND = Network(latency=100.0, bandwidth=1.0, message_seconds=10.0, copy_seconds=0.1)
@@ -179,15 +179,15 @@ def test_more_bytes_never_take_less_time():
             assert seconds == sorted(seconds)
 
 
-def alone_and_busy(size):
-    return 10.0 + size, size
+def ten_and_a_byte(size):
+    return Duration(alone=10.0 + size, busy=size, idle=10.0)
 
 
 def finish(groups, sizes, ready, seconds):
     """When the last of some buckets is done, one after the other."""
     now = 0.0
     for group in groups:
-        now = max(now, ready[group[-1]]) + seconds(sum(sizes[i] for i in group))[0]
+        now = max(now, ready[group[-1]]) + seconds(sum(sizes[i] for i in group)).alone
     return now
 
 
@@ -212,10 +212,10 @@ def partitions(n):
     ],
 )
 def test_no_other_buckets_are_done_earlier(sizes, ready):
-    groups = cost_model.buckets(sizes, ready, alone_and_busy)
+    groups = cost_model.buckets(sizes, ready, ten_and_a_byte)
     assert [i for group in groups for i in group] == list(range(8))
-    assert finish(groups, sizes, ready, alone_and_busy) == min(
-        finish(other, sizes, ready, alone_and_busy)
+    assert finish(groups, sizes, ready, ten_and_a_byte) == min(
+        finish(other, sizes, ready, ten_and_a_byte)
         for other in partitions(8)
         if not too_small(other, sizes)
     )
@@ -233,13 +233,13 @@ def too_small(groups, sizes):
 def test_a_bucket_is_worth_its_latency(first, buckets):
     """10 of waiting: 9 bytes wait for the next tensor, 10 travel alone."""
     ready = [0, 1000, 2000]
-    assert cost_model.buckets([first, 500, 1], ready, alone_and_busy) == buckets
+    assert cost_model.buckets([first, 500, 1], ready, ten_and_a_byte) == buckets
 
 
 def test_the_last_bucket_is_small():
     """Nothing hides it: only what is ready last is in it."""
     ready = [0, 10, 20, 30, 1000]
-    groups = cost_model.buckets([100] * 4 + [1], ready, alone_and_busy)
+    groups = cost_model.buckets([100] * 4 + [1], ready, ten_and_a_byte)
     assert groups[-1] == [4]
 
 
@@ -248,7 +248,7 @@ def test_latency_makes_buckets_larger_and_company_smaller():
 
     def count(wait, in_flight):
         def seconds(size):
-            return wait + size, size
+            return Duration(wait + size, size, wait)
 
         return len(cost_model.buckets(sizes, ready, seconds, in_flight))
 
@@ -261,12 +261,14 @@ def test_the_last_sum_counts_and_not_the_last_turn():
     Together 2 + 19 = 21, though a third could start earlier: at 2 + 11 = 13, against
     11 + 9 / 4 = 13.25.
     """
-    groups = cost_model.buckets([10, 1], [1, 2], lambda size: (8 + size, size), 4)
+    groups = cost_model.buckets(
+        [10, 1], [1, 2], lambda size: Duration(8 + size, size, 8), 4
+    )
     assert groups == [[0], [1]]
 
 
 def test_no_tensors_make_no_buckets():
-    assert cost_model.buckets([], [], alone_and_busy) == []
+    assert cost_model.buckets([], [], ten_and_a_byte) == []
 
 
 def test_fit_finds_the_costs_again():

@@ -27,6 +27,8 @@ starts = folder / f"starts-of-{rank}"
 with starts.open("a") as file:
     file.write(json.dumps([description["cluster"]["worker"], token, sys.argv[1:]]))
     file.write("\\n")
+visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+(folder / f"gpus-of-{rank}").write_text(visible)
 number = len(starts.read_text().splitlines())
 plan = json.loads((folder / "plan").read_text())[number - 1][rank]
 if plan == "wait":
@@ -108,6 +110,9 @@ def sizes(folder: Path) -> list[int]:
         ([[3, 138]], 3, [2]),
         ([[138, 2]], 2, [2]),
         ([[-9, 1]], 1, [2]),
+        # Killed before all had met: who refuses misses it.
+        ([[-9, 2], [0]], 0, [2, 1]),
+        ([[-9, 3]], 3, [2]),
     ],
 )
 def test_elastic_goes_on_with_those_that_are_left(
@@ -199,6 +204,44 @@ def test_refusals(launched, tmp_path, given, named):
 
 def test_without_a_restart_nothing_is_gone_on_from(launched):
     assert launched([[0]], recipe=("--recipe=digits", "--resume=never"))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        (None, ["0", "1", "2"]),
+        ("", []),
+        ("-1", []),
+        ("3", ["3"]),
+        ("2, 0,-1,1", ["2", "0"]),  # as CUDA does, which ends at what is none
+        ("GPU-8932f937,MIG-2", ["GPU-8932f937", "MIG-2"]),
+    ],
+)
+def test_the_gpus_that_are_to_be_shared_out(tmp_path, visible, gpus):
+    for name in ("nvidia0", "nvidia1", "nvidia7", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert launch.visible_gpus(environ, tmp_path) == gpus
+
+
+@pytest.mark.parametrize(
+    ("visible", "shares"),
+    [("4,5", ["4", "5"]), ("4,5,6", ["4", "5"]), ("4,5,6,7", ["4,5", "6,7"])],
+)
+def test_each_process_gets_gpus_of_its_own(
+    launched, tmp_path, monkeypatch, visible, shares
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert launched([[0, 0]])[0] == 0
+    seen = [(tmp_path / f"gpus-of-{rank}").read_text() for rank in range(2)]
+    assert seen == shares
+
+
+def test_fewer_gpus_than_processes_are_refused(launched, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    code, errors = launched([[0, 0]])
+    assert code == 2
+    assert "there are 1, got --processes=2" in errors
 
 
 def test_elastic_needs_a_restart(launched):

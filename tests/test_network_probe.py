@@ -2,6 +2,7 @@
 
 import types
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -60,8 +61,8 @@ def test_beyond_what_was_measured_equals_are_halved(halved, size, best):
 
 
 def test_cost_is_what_there_is_and_what_grows():
-    assert TIMES.cost(1024) == pytest.approx((1e-3, 0.0))
-    assert TIMES.cost(4096) == pytest.approx((6e-3, 2e-3))  # the ring's
+    assert TIMES.cost(1024) == pytest.approx((1e-3, 0.0, 1e-3))
+    assert TIMES.cost(4096) == pytest.approx((6e-3, 2e-3, 4e-3))  # the ring's
 
 
 PLACEMENT = types.SimpleNamespace(
@@ -114,6 +115,35 @@ def test_whatever_waits_for_others_is_watched(watched):
     assert called.count("ring") == len(network_probe._SIZES) * (2 + 9)
     # In turns, after one each.
     assert called[:6] == ["ring", "doubling"] * 3
+
+
+@pytest.mark.parametrize(
+    ("slow", "sizes"),
+    [(0.5, 6), (0.51, 1)],  # seconds that a ring of any size takes
+)
+def test_what_is_slow_keeps_nothing_else_from_large_buffers(watched, slow, sizes):
+    watch, _ = watched
+
+    def device_sum(rows):  # of two devices, in ns: what is said here counts
+        return np.array([2 * slow * 1e9, 2e6])[-len(rows[0]) :]
+
+    measured = network_probe.measure(
+        ["ring", "doubling"], device_sum=device_sum, watched=watch, **ARGUMENTS
+    )
+    assert list(measured.seconds["ring"]) == list(network_probe._SIZES)[:sizes]
+    assert list(measured.seconds["doubling"]) == list(network_probe._SIZES)
+    assert {measured.best(size) for size in (1, 2**20, 2**30)} == {"doubling"}
+
+
+def test_nothing_larger_is_measured_where_all_are_slow(watched):
+    watch, _ = watched
+    measured = network_probe.measure(
+        ["ring", "doubling"],
+        device_sum=lambda rows: np.full(len(rows[0]), 2 * 0.51e9),
+        watched=watch,
+        **ARGUMENTS,
+    )
+    assert [list(times) for times in measured.seconds.values()] == [[1024], [1024]]
 
 
 @pytest.mark.parametrize(("devices", "right"), [(1, False), (2, True), (3, False)])

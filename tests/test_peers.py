@@ -21,11 +21,12 @@ PROCESS = Path(__file__).with_name("peer_process.py")
 class Process:
     """One `peer_process.py`, whose lines are read as they come."""
 
-    def __init__(self, rank, workers, peer_timeout):
+    def __init__(self, rank, workers, peer_timeout, start_timeout):
         self.lines, self._came = [], threading.Condition()
         root = str(PROCESS.parent.parent)
         self.process = subprocess.Popen(
-            [sys.executable, PROCESS, str(rank), str(peer_timeout), *workers],
+            [sys.executable, PROCESS]
+            + [str(each) for each in (rank, peer_timeout, start_timeout, *workers)],
             env={**os.environ, "PYTHONPATH": root},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -62,10 +63,15 @@ class Process:
 
 @pytest.fixture
 def three(request):
-    """Ranks 0, 1, 2 that have met; a peer may be silent for 2 s, or as marked."""
-    seconds = getattr(request, "param", 2)
+    """Ranks 0, 1, 2 that have met; a peer may be silent for 2 s, or as marked.
+
+    Marked with two numbers the second is the start timeout, else 60 s.
+    """
+    seconds, start_timeout = getattr(request, "param", 2), 60
+    if isinstance(seconds, tuple):
+        seconds, start_timeout = seconds
     workers = [f"127.0.0.1:{port}" for port in free_ports(3)]
-    ranks = [Process(rank, workers, seconds) for rank in range(3)]
+    ranks = [Process(rank, workers, seconds, start_timeout) for rank in range(3)]
     try:
         for each in ranks:
             each.wait_for("met")
@@ -189,6 +195,31 @@ def test_a_refusal_ends_all(three, refusing):
     assert why in others[0].wait_for("rendezvous.Refused")
     assert others[1].code() == 2
     others[1].wait_for(why)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_failed_input_ends_all_alike(three, failing):
+    """With 3 everywhere, which is no reason to start again."""
+    ranks, workers = three
+    ranks[failing].tell("fail")
+    for each in (each for rank, each in enumerate(ranks) if rank != failing):
+        assert each.code() == 3
+        name = f"rank {failing} of 3 ({workers[failing]})"
+        each.wait_for(f"{name} says: no record is good")
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("three", [(60, 20)], indirect=True)
+def test_one_that_lives_and_never_gets_ready_is_named(three, late):
+    """S2's kind: its storage hangs, say, behind the rendezvous."""
+    ranks, workers = three
+    others = [each for rank, each in enumerate(ranks) if rank != late]
+    for each in others:
+        each.tell("gather")
+    name = f"rank {late} of 3 ({workers[late]})"
+    for each in others:
+        assert each.code() == 1  # a ValueError that nobody catches there
+        each.wait_for(f"{name} lives, but is not ready --start_timeout=20 s")
 
 
 def test_one_process_has_nobody_to_meet():

@@ -1,6 +1,7 @@
 import pytest
 
 from tf_goyal import reduction_plan
+from tf_goyal.cost_model import Duration
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_the_last_bucket_is_small_where_it_was_measured(ready, expected):
     """What is ready last is not hidden: it travels alone."""
 
     def cost(size):  # all 108 ms, each bucket 48 ms and 1 ms for 1,000 bytes
-        return 0.048 + size * 1e-6, size * 1e-6
+        return Duration(0.048 + size * 1e-6, size * 1e-6, 0.048)
 
     # Backward is taken to last 108 ms. As one bucket all is there after 108 + 108; with
     # the last tensor alone after 108 + 58, and the others are there at 54 + 98. Where

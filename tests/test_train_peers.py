@@ -1,12 +1,13 @@
 """Processes that train together and do not agree, or do not answer."""
 
+import shutil
 import signal
 import time
 
 import pytest
 from training import DEADLINE, final_hash, recipe, together, train, wait_for
 
-from tf_goyal import run_log
+from tf_goyal import records, run_log
 
 
 @pytest.mark.parametrize("algorithm", ["halving_doubling", "ring"])
@@ -47,6 +48,31 @@ def test_auto_measures_and_says_what_it_picks(data, tmp_path):
     assert picked <= set(line["measured"])
     other = recipe(data, tmp_path / "other", bucket_mb=0.25, steps=2)
     assert final_hash(train(other, other)[0][1]) == final_hash(results[0][1])
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_input_that_fails_at_one_process_ends_all_alike(data, tmp_path, failing):
+    """One process' copy of the data breaks in the middle: no record is whole."""
+    copies = [tmp_path / "copy 0", tmp_path / "copy 1"]
+    flags = [
+        recipe(shutil.copytree(data, copy), tmp_path / "run", steps=100_000)
+        for copy in copies
+    ]
+    with together(*flags) as (processes, _):
+        wait_for(tmp_path / "run", '"step": 3,', processes[0])
+        for path in copies[failing].glob("train-*"):
+            with path.open("r+b") as file:
+                for offset in records.index_file(str(path))[0]:
+                    file.seek(offset)
+                    file.write(b"broken")
+        outputs = [p.communicate(timeout=DEADLINE)[0] for p in processes]
+    assert [process.returncode for process in processes] == [3, 3], outputs
+    assert all("the input failed: " in output for output in outputs)
+    assert f"rank {failing} of 2" in outputs[1 - failing].split("failed: ")[1]
+    assert "records in a row are broken" in outputs[1 - failing]
+    last = run_log.read(str(tmp_path / "run"))[-1]
+    assert last["event"] == "input_failed"
+    assert "records in a row are broken" in last["why"]
 
 
 @pytest.mark.parametrize("killed", [0, 1])

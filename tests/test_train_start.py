@@ -87,16 +87,19 @@ def test_a_missing_worker_is_named_in_time(data, tmp_path):
 
 
 def test_a_taken_port_is_named(data, tmp_path):
-    """S6: one line, exit 2; the others are told."""
+    """S6: one line, exit 2, and the other is told; long before --start_timeout."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        flags = recipe(data, tmp_path / "run")
-        ((code, output),) = outcomes([f"127.0.0.1:{port}", *local(1)], flags)
-    assert code == 2
+        flags = recipe(data, tmp_path / "run", start_timeout=10 * DEADLINE)
+        workers = [f"127.0.0.1:{port}", *local(1)]
+        (code, output), (told, others_output) = outcomes(workers, flags, flags)
+    assert (code, told) == (2, 2), others_output
     assert len(output.strip().splitlines()) == 1
     assert f"port {port} of" in output and "taken by another process" in output
+    assert f"rank 0 ({workers[0]}) does not start: " in others_output
+    assert "taken by another process" in others_output
 
 
 def test_every_difference_is_told_to_all(data, tmp_path):

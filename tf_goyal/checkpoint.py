@@ -178,10 +178,15 @@ def _own_sha256(told: Mapping[str, Any]) -> str:
 
 
 def steps(model_dir: str | os.PathLike[str]) -> list[int]:
-    """The steps of the checkpoints there are, broken ones too, ascending."""
-    if not folder(model_dir).is_dir():
-        return []
-    found = [path for path in folder(model_dir).iterdir() if path.is_dir()]
+    """The steps of the checkpoints there are, broken ones too, ascending.
+
+    Raises:
+      ValueError: it cannot be found out: the folder cannot be read.
+    """
+    with files.model_dir_refused(model_dir):
+        if not folder(model_dir).is_dir():
+            return []
+        found = [path for path in folder(model_dir).iterdir() if path.is_dir()]
     numbers = [
         path.name.removeprefix("step-")
         for path in found
@@ -295,6 +300,22 @@ def load_latest(
             "whole one there, or, to train anew, remove the folder"
         )
     return None
+
+
+def newest_whole(model_dir: str | os.PathLike[str], at_most: int) -> int | None:
+    """The newest step up to `at_most` with all its files; None: there is none.
+
+    Checksums are not looked at, which would take long.
+
+    Raises:
+      ValueError: as `steps`.
+    """
+    whole = (
+        step
+        for step in reversed(steps(model_dir))
+        if step <= at_most and _looks_whole(folder(model_dir) / f"step-{step}")
+    )
+    return next(whole, None)
 
 
 def _looks_whole(path: AnyPath) -> bool:

@@ -193,6 +193,8 @@ def local_devices(cluster: Cluster, *, allreduce: str, devices: int) -> list[str
     """
     import tensorflow as tf
 
+    from tf_goyal import hierarchical
+
     gpus = len(tf.config.list_physical_devices("GPU"))
     if allreduce == "nccl" and not gpus:
         raise ValueError(
@@ -203,6 +205,14 @@ def local_devices(cluster: Cluster, *, allreduce: str, devices: int) -> list[str
         raise ValueError(
             f"--devices={devices} needs as many GPUs, but this process sees {gpus}: "
             "lower --devices"
+        )
+    hosts = hierarchical.ranks_by_host(cluster.workers)
+    here = next((len(host) for host in hosts if cluster.rank in host), 1)
+    if gpus and here > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        raise ValueError(
+            f"each of the {here} processes on the host of {cluster.address} needs GPUs "
+            f"of its own, but this one sees all {gpus}: set CUDA_VISIBLE_DEVICES for "
+            "each (-1: none), or start one process on each host"
         )
     if cluster.processes > 1 and not gpus and devices > 1:
         raise ValueError(

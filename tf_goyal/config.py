@@ -625,6 +625,11 @@ def _check_values(config: Config) -> None:
         config.bucket_mb >= 0 or config.bucket_mb == -1,
         f"--bucket_mb must be -1 or at least 0, got {config.bucket_mb}",
     )
+    _require(
+        (config.allreduce, config.gradient_dtype) != ("nccl", "bfloat16"),
+        "--allreduce=nccl adds no bfloat16 in TensorFlow, got "
+        "--gradient_dtype=bfloat16: use float16, or another --allreduce",
+    )
     every = config.checkpoint_every
     _require(every > 0, f"--checkpoint_every must be more than 0 epochs, got {every}")
     _require(

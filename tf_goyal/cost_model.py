@@ -246,10 +246,24 @@ def best(size: float, p: int, network: Network) -> str:
     return min(names, key=lambda name: ALGORITHMS[name](size, p, network).seconds)
 
 
+class Duration(NamedTuple):
+    """Seconds of a bucket's all-reduce.
+
+    Attributes:
+      alone: while no other is under way.
+      busy: how much of it what all share (the link) is busy.
+      idle: how much of it an empty one would take, too: latency and software.
+    """
+
+    alone: float
+    busy: float
+    idle: float
+
+
 def buckets(
     sizes: Sequence[int],
     ready: Sequence[float],
-    seconds: Callable[[int], tuple[float, float]],
+    seconds: Callable[[int], Duration],
     in_flight: int = 1,
 ) -> list[list[int]]:
     """Buckets whose last sum is there as early as can be.
@@ -269,14 +283,15 @@ def buckets(
     Args:
       sizes: bytes of each tensor, in the order in which they become ready.
       ready: when each is ready, seconds, ascending.
-      seconds: bytes of a bucket -> how long its all-reduce takes alone, and for how
-        much of it what all share (the link) is busy.
+      seconds: bytes of a bucket -> how long its all-reduce takes.
       in_flight: buckets that may be under way at the same time.
 
     Returns:
       Lists of positions in `sizes`; together each position once, in order.
 
-    >>> buckets([6, 6, 2], [1.0, 8.0, 20.0], lambda size: (1.0 + size, size))
+    >>> def seconds(size):
+    ...     return Duration(alone=1.0 + size, busy=size, idle=1.0)
+    >>> buckets([6, 6, 2], [1.0, 8.0, 20.0], seconds)
     [[0, 1], [2]]
     """
     ends = [0, *np.cumsum(sizes).tolist()]
@@ -287,8 +302,8 @@ def buckets(
         ways = []
         last = i == len(ends) - 1
         for j, before in enumerate(found):
-            alone, busy = seconds(ends[i] - ends[j])
-            if not before or (busy < alone / 2 and not last):
+            alone, busy, idle = seconds(ends[i] - ends[j])
+            if not before or (alone < 2 * idle and not last):
                 continue
             turn, done, count, _ = before
             begin = max(turn, ready[i - 1])

@@ -55,8 +55,12 @@ class StorePath:
 
     def is_dir(self) -> bool:
         """Whether it is a folder."""
-        with _os_errors() as gfile:
-            return gfile.isdir(self._text)
+        # gfile.isdir says no, too, where the store did not answer.
+        try:
+            with _os_errors() as gfile:
+                return gfile.stat(self._text).is_directory
+        except FileNotFoundError:
+            return False
 
     def iterdir(self) -> Iterator["StorePath"]:
         """What is in the folder."""
@@ -198,6 +202,23 @@ def sync(file: BinaryIO) -> None:
     file.flush()
     with contextlib.suppress(io.UnsupportedOperation):
         os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def model_dir_refused(model_dir: str | os.PathLike[str]) -> Iterator[None]:
+    """What a disk or a store says of a run's folder refuses the flag.
+
+    Raises:
+      ValueError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            "--model_dir must be a folder that can be read and written, but "
+            f"{error.filename or model_dir} cannot be: {error.strerror or error}; see "
+            "to its permissions and its storage, or name another"
+        ) from error
 
 
 @contextlib.contextmanager

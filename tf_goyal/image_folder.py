@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tf_goyal.records import BadRecord
+from tf_goyal.second_tries import SecondTries
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp")  # in small and capital letters
 _EVALUATION = ("validation", "val", "test")  # the first that is there
@@ -43,6 +44,7 @@ class FolderSplit:
         self._labels = tuple(labels)
         self._names = names
         self._ends = np.cumsum(self.part_sizes)
+        self._second_tries = SecondTries()
 
     @functools.cached_property
     def bytes(self) -> int:
@@ -66,8 +68,7 @@ class FolderSplit:
         """
         part, path = self._find(record)
         try:
-            with open(path, "rb", buffering=0) as file:
-                data = file.read()
+            data = self._second_tries(lambda: _content(path))
         except OSError as error:
             raise BadRecord(f"the file cannot be read: {error.strerror}") from error
         if not data:
@@ -98,6 +99,11 @@ class FolderSplit:
         part = int(np.searchsorted(self._ends, record, "right"))
         name = self._names[part][record - int(self._ends[part])]  # counts from the end
         return part, os.path.join(self.files[part], name)
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 def load(data_dir: str) -> tuple[FolderSplit, FolderSplit, tuple[str, ...]]:

@@ -3,7 +3,8 @@
     python -m tf_goyal.launch --processes=2 -- --recipe=digits --model_dir=...
 
 Everything behind `--` goes to `tf_goyal.train`. Rank 0 writes to this terminal, the
-others to `logs/rank-I.log` in the run's folder, if that is on a disk.
+others to `logs/rank-I.log` in the run's folder, if that is on a disk. GPUs, those of
+CUDA_VISIBLE_DEVICES or else all, are shared out, the same number for each.
 
 A run goes on from its last checkpoint with as many processes as there are: --elastic
 starts again without those that were lost.
@@ -11,9 +12,11 @@ starts again without those that were lost.
 
 import contextlib
 import ctypes
+import itertools
 import json
 import math
 import os
+import re
 import secrets
 import signal
 import socket
@@ -21,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +35,7 @@ from tf_goyal.config import Config
 from tf_goyal.progress import say
 
 START_AGAIN = 128  # exit codes from here on ask for a restart
+REFUSED = 2
 PEER_LOST, ASKED_TO_STOP = 138, 143  # of processes that could go on
 MARGIN_SECONDS = 15.0  # beyond what the processes take by their flags
 
@@ -71,6 +76,12 @@ def main(arguments: list[str]) -> int:
         )
     settings = flags.config_from_flags()
     _refuse(settings, restarts, elastic)
+    if 0 < len(gpus := visible_gpus(os.environ)) < processes:
+        raise ValueError(
+            f"each process needs a GPU of its own, but there are {len(gpus)}, got "
+            f"--processes={processes}: lower it, or train on CPUs with "
+            "CUDA_VISIBLE_DEVICES=-1"
+        )
     data = preflight.check(settings, processes)
     resume.last_checkpoint(settings, data)
     storage.trial_write(settings.model_dir)
@@ -153,6 +164,16 @@ class _StopRequest:
         self.signal = signal.SIGTERM
 
 
+def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
+    """The GPUs that a process with this environment sees, for CUDA_VISIBLE_DEVICES."""
+    if "CUDA_VISIBLE_DEVICES" in environ:
+        names = (n.strip() for n in environ["CUDA_VISIBLE_DEVICES"].split(","))
+        # CUDA does not look behind the first that is none, such as -1.
+        return list(itertools.takewhile(re.compile("[0-9]|GPU-|MIG-").match, names))
+    found = [path for path in devices.glob("nvidia*") if path.name[6:].isdecimal()]
+    return [str(number) for number in range(len(found))]
+
+
 def free_ports(count: int) -> list[int]:
     """Ports of this machine that nobody listens on now."""
     sockets = [socket.socket() for _ in range(count)]
@@ -189,7 +210,12 @@ def run_once(
     # A token of this start alone: what is left of an earlier one is a stranger.
     environment = {**os.environ, "TF_GOYAL_RUN_TOKEN": secrets.token_hex(32)}
     children = []
+    gpus = visible_gpus(environment)
     for rank in range(processes):
+        if gpus:
+            each = len(gpus) // processes
+            share = gpus[rank * each : (rank + 1) * each]
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(share)
         task = {"type": "worker", "index": rank}
         description = {"cluster": {"worker": workers}, "task": task}
         environment["TF_CONFIG"] = json.dumps(description)
@@ -224,8 +250,11 @@ def _ending(
     failures = [first_failure, *(child.returncode for child in children)]
     codes = [_exit_code(failure) for failure in failures if failure]
     # The cause comes before its consequence: peers of one that refused leave with 138.
+    # But one that was killed at the start is missed, and then the others refuse.
+    consequences = {REFUSED} if first_failure < 0 else set()
     code = next(
-        (code for code in codes if code < START_AGAIN), codes[0] if codes else 0
+        (c for c in codes if c < START_AGAIN and c not in consequences),
+        codes[0] if codes else 0,
     )
     by_themselves = [_exit_code(c.returncode) for c in children if c not in ended_here]
     lost = [

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_goyal.allreduce import AllReduce
+from tf_goyal.cost_model import Duration
 from tf_goyal.placement import Placement
 from tf_goyal.reduction_plan import Bucket
 
@@ -21,7 +22,7 @@ _SIZES = (2**10, 2**16, 2**18, 2**20, 2**22, 2**24)  # bytes
 _ROUNDS = (5, 9)  # fewest and most
 _ENOUGH = 0.5  # seconds for an algorithm and a size, unless the fewest take longer
 _AS_GOOD_AS_EQUAL = 1.05  # as often as not a second measurement turns them round
-_LONG = 0.5  # seconds: larger buffers are not measured when one takes so long
+_LONG = 0.5  # seconds: what takes longer is not measured with larger buffers
 
 # What it does, for people, and a function that waits for all processes -> one that is
 # looked at meanwhile, as `Watchdog.watched` makes it.
@@ -37,7 +38,7 @@ class Measured:
     """Seconds of an all-reduce, by algorithm and size.
 
     Args:
-      seconds: algorithm -> bytes -> seconds, the same sizes for each.
+      seconds: algorithm -> bytes -> seconds, all from the same smallest size on.
     """
 
     def __init__(self, seconds: Mapping[str, Mapping[int, float]]):
@@ -74,11 +75,11 @@ class Measured:
                 return "halving_doubling"
         return quickest
 
-    def cost(self, size: int) -> tuple[float, float]:
-        """Seconds by the quickest: of the whole, and of what grows with the size."""
+    def cost(self, size: int) -> Duration:
+        """Of the quickest; what grows with the size is taken for what all share."""
         name = self.best(size)
-        whole = self.of(name, size)
-        return whole, max(0.0, whole - self.of(name, 1))
+        whole, idle = self.of(name, size), self.of(name, 1)
+        return Duration(whole, max(0.0, whole - idle), idle)
 
 
 def measure(
@@ -110,13 +111,14 @@ def measure(
         return (total / placement.devices / 1e9).tolist()
 
     seconds: dict[str, dict[int, float]] = {name: {} for name in algorithms}
+    going = list(algorithms)
     for size in _SIZES:
         runs = [
             watched(
                 f"measuring --allreduce={name}",
                 _compiled(name, size, strategy, rank, hosts),
             )
-            for name in algorithms
+            for name in going
         ]
         for run in runs:
             _time(run)
@@ -125,9 +127,11 @@ def measure(
         # In turns, so that whatever else the machine does hits all of them.
         taken = [[_time(run) for run in runs] for _ in range(rounds)]
         medians = mean([statistics.median(turns) for turns in zip(*taken, strict=True)])
-        for name, median in zip(algorithms, medians, strict=True):
+        for name, median in zip(going, medians, strict=True):
             seconds[name][size] = median
-        if max(medians) > _LONG:
+        # One that waits for many messages must not keep the others from large buffers.
+        going = [name for name in going if seconds[name][size] <= _LONG]
+        if not going:
             break
     return Measured(seconds)
 

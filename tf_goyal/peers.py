@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from tf_goyal.addresses import PortTaken
 from tf_goyal.asked import Asked
 from tf_goyal.frames import BadFrame, Frames
 from tf_goyal.membership import Member
@@ -26,7 +27,7 @@ from tf_goyal.progress import say
 from tf_goyal.rendezvous import Meeting, Refused
 from tf_goyal.silence import Silence
 
-REFUSED, PEER_LOST = 2, 138  # exit codes
+REFUSED, INPUT_FAILED, PEER_LOST = 2, 3, 138  # exit codes
 _LONGEST_INTERVAL = 5.0  # seconds between two signs of life
 _LAST_WORDS_SECONDS = 2.0  # for them to reach the others
 _REFUSAL_SECONDS = 5.0  # to tell all of ours, and to end by another's
@@ -58,12 +59,16 @@ def meet(
       ValueError: see `rendezvous.Meeting.meet`.
     """
     _allow_files(256 + 8 * len(workers))  # connections while all meet, and the rest
-    peers = Peers(workers, rank, peer_timeout)
+    peers = Peers(workers, rank, peer_timeout, start_timeout)
     if asked:
         peers.stopped = asked.by
         asked.tell(peers.ask_to_stop)
     if len(workers) > 1:
-        peers.start(start_timeout, token)
+        try:
+            peers.start(token)
+        except PortTaken as error:  # before anybody was called
+            refuse(workers, rank, token=token, why=str(error))
+            raise
     return peers
 
 
@@ -95,20 +100,31 @@ class Peers:
       workers: as of `meet`.
       rank: as of `meet`.
       peer_timeout: as of `meet`.
+      start_timeout: as of `meet`.
 
     Attributes:
       lost: is given a sentence when a process is lost, in a thread of its own; ends
         this process.
+      failed: as `lost`, when another process' input failed.
       stopped: is given the name of another process that was asked to stop.
     """
 
-    def __init__(self, workers: Sequence[str], rank: int, peer_timeout: float):
+    def __init__(
+        self,
+        workers: Sequence[str],
+        rank: int,
+        peer_timeout: float,
+        start_timeout: float,
+    ):
         self._workers, self._rank = workers, rank
-        self._peer_timeout = peer_timeout
+        self._peer_timeout, self._start_timeout = peer_timeout, start_timeout
         self._interval = min(_LONGEST_INTERVAL, peer_timeout / 10)
         others = range(1, len(workers)) if rank == 0 else [0]
         self._silence = Silence(others, peer_timeout, self._interval)
-        self.lost: Callable[[str], None] = self._leave
+        self.lost: Callable[[str], None] = lambda why: self._exit(
+            PEER_LOST, f"a peer was lost: {why}"
+        )
+        self.failed: Callable[[str], None] = lambda why: self._exit(INPUT_FAILED, why)
         self.stopped: Callable[[str], None] = lambda _: None
         self._links: dict[int, Frames] = {}
         self._came: dict[int, asyncio.Queue] = {}  # values, by the rank that sent them
@@ -118,7 +134,7 @@ class Peers:
         self._loss = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self, seconds: float, token: bytes) -> None:
+    def start(self, token: bytes) -> None:
         """Meets the others; see `meet`.
 
         Raises:
@@ -128,7 +144,7 @@ class Peers:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         try:
-            self._call(self._meet(seconds, token))
+            self._call(self._meet(token))
         except BaseException:
             self._stop()
             raise
@@ -141,6 +157,7 @@ class Peers:
 
         Raises:
           Refused: another process refuses to start.
+          ValueError: a value has not come within --start_timeout; says whose.
         """
         if not self._loop:
             return [value]
@@ -154,10 +171,20 @@ class Peers:
         """Tells the others that this process leaves because a peer is lost."""
         self._tell({"lost": f"{self._name(self._rank)} says: {why}"})
 
-    def wait_for_loss(self, seconds: float) -> None:
-        """Lets the thread of the links find out who is lost, and end the process."""
-        if self._loss.wait(seconds):
+    def tell_failed(self, why: str) -> None:
+        """Tells the others that this process leaves because its input failed."""
+        self._tell({"failed": f"{self._name(self._rank)} says: {why}"})
+
+    def wait_for_loss(self, seconds: float) -> bool:
+        """Lets the thread of the links find out who is lost, and end the process.
+
+        Returns:
+          Whether one is lost; the process then takes its time to end.
+        """
+        heard = self._loss.wait(seconds)
+        if heard:
             time.sleep(2 * _LAST_WORDS_SECONDS)
+        return heard
 
     def __enter__(self) -> "Peers":
         return self
@@ -203,12 +230,12 @@ class Peers:
 
     # In the thread of the links.
 
-    async def _meet(self, seconds: float, token: bytes) -> None:
+    async def _meet(self, token: bytes) -> None:
         member = Member.of(self._workers, self._rank, token)
         self._meeting = Meeting(
             self._workers, member, self._say, stopped=self._hear_stop
         )
-        self._links = await self._meeting.meet(seconds)
+        self._links = await self._meeting.meet(self._start_timeout)
         self._meeting = None
         self._refusal = self._loop.create_future()
         self._came = {rank: asyncio.Queue() for rank in self._links}
@@ -218,20 +245,34 @@ class Peers:
         ]
 
     async def _gather(self, value: Any) -> list[Any]:
+        # Rank 0, which knows who is late, is to say so first.
+        deadline = time.monotonic() + self._start_timeout
         if self._rank:
             self._spread({"value": value})
-            return await self._take(0)
-        values = [value] + [await self._take(rank) for rank in sorted(self._links)]
+            return await self._take(0, deadline + 2 * _LONGEST_INTERVAL)
+        ranks = sorted(self._links)
+        values = [value] + [await self._take(rank, deadline) for rank in ranks]
         self._spread({"value": values})
         return values
 
-    async def _take(self, rank: int) -> Any:
+    async def _take(self, rank: int, deadline: float) -> Any:
         """The next value of a rank."""
         task = asyncio.ensure_future(self._came[rank].get())
-        await asyncio.wait({task, self._refusal}, return_when="FIRST_COMPLETED")
+        await asyncio.wait(
+            {task, self._refusal},
+            timeout=max(0.0, deadline - time.monotonic()),
+            return_when="FIRST_COMPLETED",
+        )
         if self._refusal.done():
             task.cancel()
             raise Refused(self._refusal.result())
+        if not task.done():
+            task.cancel()
+            raise ValueError(
+                f"{self._name(rank)} lives, but is not ready "
+                f"--start_timeout={self._start_timeout:g} s after all have met: does "
+                "the storage of its --data_dir and --model_dir answer?"
+            )
         return task.result()
 
     async def _beat(self) -> None:
@@ -274,6 +315,8 @@ class Peers:
             self._hear_refusal(message["refusal"])
         elif "lost" in message:
             await self._lose(message["lost"])
+        elif "failed" in message:
+            await self._end_with("failed", message["failed"], self.failed)
 
     def _hear_stop(self, who: str) -> None:
         self._ends = True
@@ -287,14 +330,17 @@ class Peers:
             self._loop.call_later(_REFUSAL_SECONDS, self._exit, REFUSED, why)
 
     async def _lose(self, why: str) -> None:
+        await self._end_with("lost", why, self.lost)
+
+    async def _end_with(self, what: str, why: str, end: Callable[[str], None]) -> None:
         if self._ends:
             return
         self._ends = True
         self._loss.set()
-        self._spread({"lost": why})
+        self._spread({what: why})
         await self._all_sent()
         # Not here: who is told may want to write a log, and end the process.
-        threading.Thread(target=self.lost, args=(why,), daemon=True).start()
+        threading.Thread(target=end, args=(why,), daemon=True).start()
 
     async def _say_last(self, message: dict[str, Any]) -> None:
         self._ends = True
@@ -327,9 +373,6 @@ class Peers:
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} of {len(self._workers)} ({self._workers[rank]})"
-
-    def _leave(self, why: str) -> None:
-        self._exit(PEER_LOST, f"a peer was lost: {why}")
 
     def _exit(self, code: int, why: str) -> NoReturn:
         self._say(why)

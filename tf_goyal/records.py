@@ -23,6 +23,8 @@ from collections.abc import Iterable, Sequence
 import google_crc32c
 import numpy as np
 
+from tf_goyal.second_tries import SecondTries
+
 _HEADER_BYTES = 12  # uint64 length, uint32 CRC of it
 _FOOTER_BYTES = 4  # uint32 CRC of the data
 _MASK = 0xA282EAD8
@@ -236,7 +238,8 @@ class Reader:
     """Reads the records of an index by number; safe to call from several threads.
 
     Files are opened when first needed and stay open as far as the process' limit
-    allows; ImageNet has 1,024 shards, and so many open files is a usual limit.
+    allows; ImageNet has 1,024 shards, and so many open files is a usual limit. A read
+    that fails is tried again, with the file opened anew.
 
     Args:
       index: of the records.
@@ -247,12 +250,14 @@ class Reader:
         self._index = index
         self._verify = verify
         self._descriptors: dict[int, int] = {}  # position in index.files: descriptor
+        self._stale: list[int] = []  # failed, but another thread may be reading
+        self._second_tries = SecondTries()
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_open = max(256, limit // 4)  # -1: no limit was readable
         self._lock = threading.Lock()
 
     def __del__(self):
-        for descriptor in self._descriptors.values():
+        for descriptor in (*self._descriptors.values(), *self._stale):
             os.close(descriptor)
 
     def will_read(self, record: int) -> None:
@@ -283,7 +288,9 @@ class Reader:
         if length == BROKEN:
             raise BadRecord("the header's checksum does not fit its length")
         try:
-            data = self._pread(file, length + _FOOTER_BYTES, offset)
+            data = self._second_tries(
+                lambda: self._pread(file, length + _FOOTER_BYTES, offset)
+            )
         except OSError as error:
             raise BadRecord(f"the file cannot be read: {error.strerror}") from error
         except (MemoryError, OverflowError) as error:
@@ -300,12 +307,25 @@ class Reader:
     def _pread(self, file: int, length: int, offset: int) -> bytes:
         descriptor = self._descriptors.get(file)
         if descriptor is not None:
-            return os.pread(descriptor, length, offset)
+            try:
+                return os.pread(descriptor, length, offset)
+            except OSError:
+                self._forget(file, descriptor)
+                raise
         descriptor = os.open(self._index.files[file], os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.pread(descriptor, length, offset)
-        finally:
-            self._keep_or_close(file, descriptor)
+            data = os.pread(descriptor, length, offset)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._keep_or_close(file, descriptor)
+        return data
+
+    def _forget(self, file: int, descriptor: int) -> None:
+        """The next read of the file opens it anew."""
+        with self._lock:
+            if self._descriptors.get(file) == descriptor:
+                self._stale.append(self._descriptors.pop(file))
 
     def _keep_or_close(self, file: int, descriptor: int) -> None:
         # A kept descriptor is never closed before the reader goes: another thread

@@ -152,7 +152,9 @@ class ReductionChoice:
 
     def _measure(self, watched: Watched) -> Measured:
         gpus = tf.config.list_physical_devices("GPU")
-        names = ["nccl" if gpus else "ring", "halving_doubling", "doubling"]
+        # TensorFlow's NCCL adds no bfloat16.
+        nccl = gpus and _wire_dtype(self._config) != tf.bfloat16
+        names = ["nccl" if nccl else "ring", "halving_doubling", "doubling"]
         if 1 < len(self._hosts) < self._cluster.processes:
             names.append("hierarchical")
         return network_probe.measure(

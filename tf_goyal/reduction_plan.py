@@ -28,7 +28,7 @@ def plan(
     *,
     bucket_bytes: int | None,
     algorithm: Callable[[int], str],
-    cost: Callable[[int], tuple[float, float]] | None,
+    cost: Callable[[int], cost_model.Duration] | None,
     in_flight: int,
     gradients_from: int = 0,
 ) -> list[Bucket]:
@@ -39,8 +39,7 @@ def plan(
       ready: when each is, as a part of backward, 0 to 1, ascending.
       bucket_bytes: see `fill`; None: by `cost`, or else 8 MB.
       algorithm: bytes of a bucket -> its algorithm.
-      cost: bytes -> seconds of an all-reduce, and of its part that grows with the size;
-        None where nothing was measured.
+      cost: bytes -> seconds of an all-reduce; None where nothing was measured.
       in_flight: buckets that may be under way at once.
       gradients_from: position of the first gradient. What stands before it (numbers and
         statistics) travels in buckets of its own, since it may be of another dtype.
@@ -59,14 +58,14 @@ def _groups(
     sizes: Sequence[int],
     ready: Sequence[float],
     bucket_bytes: int | None,
-    cost: Callable[[int], tuple[float, float]] | None,
+    cost: Callable[[int], cost_model.Duration] | None,
     in_flight: int,
 ) -> list[list[int]]:
     if bucket_bytes is not None or not cost:
         return fill(sizes, _DEFAULT_BYTES if bucket_bytes is None else bucket_bytes)
     # Backward is taken to last as long as the reduction: if it is much longer only the
     # last bucket shows, if it is much shorter the boundaries do not matter.
-    backward = cost(sum(sizes))[0]
+    backward = cost(sum(sizes)).alone
     return cost_model.buckets(
         sizes, [part * backward for part in ready], cost, in_flight
     )

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tf_goyal import checkpoint, run_log
+from tf_goyal import checkpoint, files, run_log
 from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
 
@@ -22,8 +22,8 @@ def last_checkpoint(
       at_most: the last step to look at; None: there is none.
 
     Raises:
-      ValueError: --resume does not allow what is there, or it is of another recipe or
-        another data set.
+      ValueError: --resume does not allow what is there, it is of another recipe or
+        another data set, or the folder cannot be read.
     """
     start = {"step": 0, "sha256": "", "owes_evaluation": False, "broken_records": {}}
     steps = checkpoint.steps(settings.model_dir)
@@ -124,10 +124,11 @@ def agreed(
 
 def _is_evaluated(model_dir: str, step: int) -> bool:
     """Whether the log has an evaluation after that step."""
-    try:
-        lines = run_log.read(model_dir)
-    except FileNotFoundError:
-        return False
+    with files.model_dir_refused(model_dir):
+        try:
+            lines = run_log.read(model_dir)
+        except FileNotFoundError:
+            return False
     return any(line["kind"] == "eval" and line["step"] == step for line in lines)
 
 

@@ -6,6 +6,7 @@ a start without all processes, or with processes that differ.
 """
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -15,10 +16,12 @@ from typing import Any, NoReturn
 
 from tf_goyal import (
     addresses,
+    checkpoint,
     cluster,
     coordination,
     evaluator,
     facts,
+    files,
     flags,
     membership,
     peers,
@@ -32,15 +35,16 @@ from tf_goyal.asked import ASKED_TO_STOP, Asked
 from tf_goyal.cluster import Cluster
 from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
-from tf_goyal.peers import PEER_LOST, Peers
+from tf_goyal.peers import INPUT_FAILED, PEER_LOST, Peers
 from tf_goyal.progress import say
 from tf_goyal.resume import Found
 
 _OTHERS_SECONDS = 3.0  # for the others to say what they miss, before we are missed
 _NAMING_SECONDS = 5.0  # for the heartbeats to find who is lost
 _SAVING_SECONDS = 10.0  # for a checkpoint that is being written
+_LEAVING_SECONDS = 30.0  # for all of it, where the storage does not answer
 _PORT_TAKEN = "Could not start gRPC server"  # all that TensorFlow says of it
-DONE, INPUT_FAILED = 0, 3  # exit codes; peers, asked and the trainer have more
+DONE = 0  # an exit code; peers, asked and the trainer have more
 
 _leaving = threading.Lock()  # taken once, by the thread that ends the process
 
@@ -123,26 +127,34 @@ def _run(
         start_timeout=settings.start_timeout,
         peer_timeout=settings.peer_timeout,
     )
-    with _starting(settings, members, asked, others):
+    with (
+        _starting(settings, members, asked, others),
+        files.model_dir_refused(settings.model_dir),
+    ):
         trainer = build.trainer(
             settings,
             members,
             data,
             metadata=description,
-            lost=lambda why: _leave(
-                trainer, members, others, why, after=_OTHERS_SECONDS
-            ),
+            lost=lambda why: leave(why, after=_OTHERS_SECONDS),
             broken_records=manifest["broken_records"],
             asked=asked,
         )
-    others.lost = lambda why: _leave(trainer, members, others, why)
+    leave = functools.partial(_leave, trainer, members, others)
+    others.lost = leave
+    others.failed = functools.partial(leave, code=INPUT_FAILED)
     trainer.log.write(
         "event", event="start", step=manifest["step"], notes=list(members.notes)
     )
     if arrays:
-        trainer.restore(arrays)
+        try:
+            trainer.restore(arrays)
+        except ValueError as error:
+            stored = checkpoint.folder(settings.model_dir) / f"step-{manifest['step']}"
+            raise ValueError(f"{stored}: {error}") from error
     if members.is_chief:
-        provenance.write(settings.model_dir, description)
+        with files.model_dir_refused(settings.model_dir):
+            provenance.write(settings.model_dir, description)
         say(_headline(settings, trainer, manifest["step"]))
     return _train(trainer, manifest, members, asked, others)
 
@@ -222,6 +234,7 @@ def _train(
     import tensorflow as tf
 
     from tf_goyal.samples import InputError
+    from tf_goyal.trainer import NOT_FINITE
 
     rank = f"rank {members.rank} of {members.processes}"
     try:
@@ -233,20 +246,19 @@ def _train(
             except ValueError as error:  # a fault of ours, and not of the input
                 raise RuntimeError("training failed") from error
             sha256 = trainer.weights_sha256()
-            if trainer.differences({"weights": sha256}):
+            # NaN is not NaN to the bit: its sign depends on the order of a sum.
+            if code != NOT_FINITE and trainer.differences({"weights": sha256}):
                 raise RuntimeError(f"the weights differ between processes ({rank})")
     except InputError as error:
-        say(f"{rank}: {error}", sys.stderr)
-        trainer.log.write("event", event="input_failed", why=str(error))
-        trainer.log.close()
-        others.tell_lost(f"its input failed: {error}")
-        os._exit(INPUT_FAILED)
+        _leave(trainer, members, others, str(error), code=INPUT_FAILED)
     except tf.errors.OpError as error:
-        if members.processes == 1 or not _peer_lost(error):
+        if members.processes == 1:
             raise
         if asked.to_stop:  # and so were the others, and some have left
-            os._exit(ASKED_TO_STOP)
-        others.wait_for_loss(_NAMING_SECONDS)
+            _stop_unsaved(trainer, rank, _reason(error))
+        # Errors of many kinds come of a device that waits for a lost process.
+        if not others.wait_for_loss(_NAMING_SECONDS) and not _peer_lost(error):
+            raise
         _leave(trainer, members, others, _reason(error))
     say(f"{rank}: exit code {code}, weights_sha256 {sha256}")
     trainer.log.close()
@@ -254,19 +266,60 @@ def _train(
 
 
 def _leave(
-    trainer: Any, members: Cluster, others: Peers, why: str, after: float = 0.0
+    trainer: Any,
+    members: Cluster,
+    others: Peers,
+    why: str,
+    code: int = PEER_LOST,
+    after: float = 0.0,
 ) -> NoReturn:
-    """Ends this process because a peer is lost, `after` some seconds."""
+    """Ends this process, and all others, because one is lost or its input failed.
+
+    Args:
+      trainer: what trains.
+      members: the cluster.
+      others: are told.
+      why: a sentence.
+      code: PEER_LOST, or INPUT_FAILED.
+      after: seconds to wait for the others to say it themselves.
+    """
+    _exit_within(_LEAVING_SECONDS, code)
     with _leaving:
         rank = f"rank {members.rank} of {members.processes}"
-        say(f"{rank}: a peer was lost: {why}", sys.stderr)
-        trainer.log.write("event", event="peer_lost", why=why)
+        failed = code == INPUT_FAILED
+        what = "the input failed" if failed else "a peer was lost"
+        say(f"{rank}: {what}: {why}", sys.stderr)
+        event = "input_failed" if failed else "peer_lost"
+        trainer.log.write("event", event=event, why=why)
         trainer.log.close()
         if trainer.writer:
             trainer.writer.wait(_SAVING_SECONDS)
         time.sleep(after)
-        others.tell_lost(why)
-        os._exit(PEER_LOST)  # a lost peer's collectives would hold the exit up
+        (others.tell_failed if failed else others.tell_lost)(why)
+        os._exit(code)  # a lost peer's collectives would hold the exit up
+
+
+def _stop_unsaved(trainer: Any, rank: str, why: str) -> NoReturn:
+    """Ends this process, which was asked to stop, where others have left before."""
+    _exit_within(_LEAVING_SECONDS, ASKED_TO_STOP)
+    with _leaving:
+        say(
+            f"{rank}: asked to stop, but a peer left before all had agreed on a step: "
+            f"{why}; the run goes on from the checkpoint before",
+            sys.stderr,
+        )
+        trainer.log.write("event", event="stop_unsaved", why=why)
+        trainer.log.close()
+        if trainer.writer:
+            trainer.writer.wait(_SAVING_SECONDS)
+        os._exit(ASKED_TO_STOP)
+
+
+def _exit_within(seconds: float, code: int) -> None:
+    """Ends this process later, whatever holds it up: storage may not answer."""
+    timer = threading.Timer(seconds, os._exit, [code])
+    timer.daemon = True
+    timer.start()
 
 
 def _reason(error: Any) -> str:

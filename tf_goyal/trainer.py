@@ -317,9 +317,11 @@ class Trainer:
         if self.writer:
             self.writer.wait()
         self.log.write("event", event="not_finite", step=step, **found)
-        steps = checkpoint.steps(self.model_dir)
+        good = checkpoint.newest_whole(self.model_dir, step)
         left = (
-            f"the checkpoint of step {steps[-1]} is good" if steps else "nothing saved"
+            f"the checkpoint of step {good} is good"
+            if good is not None
+            else "nothing saved"
         )
         ranks = ", ".join(map(str, found.get("ranks", ())))
         norms = ", ".join(

@@ -222,12 +222,16 @@ def bucket_positions(
     if cluster.bucket_bytes is None:
 
         def seconds(size):
-            phases = _phases(size, cluster)
+            same = dataclasses.replace(cluster, algorithm=algorithm_for(size, cluster))
+            phases = _phases(size, same)
             busy = [
                 sum(alone * shares.get(what, 0.0) for alone, shares in phases)
                 for what in (_LINK, _INSIDE, _PROCESSORS)
             ]
-            return sum(alone for alone, _ in phases), max(busy)
+            alone, idle = (
+                sum(alone for alone, _ in each) for each in (phases, _phases(0, same))
+            )
+            return cost_model.Duration(alone, max(busy), idle)
 
         return cost_model.buckets(sizes, ready, seconds, cluster.in_flight)
     return reduction_plan.fill(sizes, cluster.bucket_bytes)
