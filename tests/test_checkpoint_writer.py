@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from tf_goyal import arrays_file, checkpoint, config
+from tf_goyal import arrays_file, checkpoint, checkpoint_writer, config
 from tf_goyal.checkpoint_writer import CheckpointWriter
 from tf_goyal.config import Config
 
@@ -82,6 +82,16 @@ def test_the_second_waits_for_the_first(tmp_path, writer, monkeypatch):
     assert writer.wait() == ""
     assert gate.most == 1
     assert checkpoint.steps(tmp_path) == [1, 2]
+
+
+def test_who_waits_long_says_for_what(writer, monkeypatch, capsys):
+    monkeypatch.setattr(checkpoint_writer, "_SAY_SECONDS", 0.05)
+    gate = Gate(monkeypatch)
+    writer.save(7, arrays(7), {})
+    opening = threading.Timer(0.5, gate.open.release)
+    opening.start()
+    assert writer.wait() == ""
+    assert "waits for the checkpoint of step 7, since 0 s" in capsys.readouterr().err
 
 
 def test_the_newest_and_those_for_good_are_kept(tmp_path, writer):

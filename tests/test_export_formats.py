@@ -213,6 +213,17 @@ def test_a_file_that_reads_back_otherwise_is_found(tmp_path, monkeypatch, name):
     assert not checked.difference <= checked.allowed
 
 
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_one_nan_among_differences_is_no_success(where):
+    numbers = [1e-7, 0.0, 1e-9]
+    assert export_formats.largest(numbers) == 1e-7
+    numbers[where] = float("nan")
+    assert not export_formats.largest(numbers) <= 1
+    features = {f"stage{i}": np.full(2, numbers[i], np.float32) for i in range(3)}
+    zeros = {name: np.zeros(2, np.float32) for name in features}
+    assert not export_formats._difference(features, zeros) <= 1
+
+
 def test_plain_keras_takes_over_every_setting():
     """Epsilon and momentum of BatchNorm, and all weights."""
     model = resnet.build("resnet20", classes=3, image_size=None)

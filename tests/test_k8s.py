@@ -1,5 +1,6 @@
 """The manifests of tools/k8s.py: what Kubernetes and the pods make of them."""
 
+import dataclasses
 import json
 import re
 
@@ -448,8 +449,13 @@ def test_the_flags_of_the_training_are_passed_on_and_completed(rendered):
     assert settings.data_dir == "/data"
     assert (settings.seed, settings.global_batch) == (7, 256)
     second = container(templates(objects)["evaluator"])
-    assert second["command"] == ["python", "-m", "tf_goyal.evaluate"]
-    assert second["args"] == ["--model_dir=/checkpoints/goyal", "--follow"]
+    flags.parse(["train", *second["args"]])
+    assert flags.config_from_flags() == dataclasses.replace(
+        settings, worker_hosts="", expected_workers=0, run_token_file=""
+    )
+    assert second["command"] == first["command"]
+    environment = {each["name"]: each["value"] for each in second["env"]}
+    assert cluster.from_environment(environment, evaluates=True).evaluates
 
 
 def test_a_file_for_each_object(capsys, tmp_path):

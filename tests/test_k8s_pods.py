@@ -36,7 +36,7 @@ def test_the_pods_of_an_indexed_job_train_and_are_evaluated(tmp_path, capsys):
         outputs = [p.communicate(timeout=training.DEADLINE)[0] for p in started]
     assert [p.returncode for p in started] == [0, 0, 0], "\n".join(outputs)
     assert training.final_hash(outputs[0]) == training.final_hash(outputs[1])
-    assert "step 2 " in outputs[2]
+    assert "step 2 " in outputs[2] and "has ended" in outputs[2]
 
 
 @contextlib.contextmanager
@@ -49,11 +49,12 @@ def _started(template, here, environment):
     inherited = {**os.environ, "PYTHONPATH": str(training.ROOT)}
     for name in ("TF_CONFIG", "TF_GOYAL_RUN_TOKEN"):
         inherited.pop(name, None)
+    own = {each["name"]: each["value"] for each in container["env"]}
     command = container["command"]
     assert command[0] == "python"
     process = subprocess.Popen(
         [sys.executable, *command[1:], *arguments],
-        env={**inherited, **environment},
+        env={**inherited, **own, **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

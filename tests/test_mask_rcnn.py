@@ -12,6 +12,7 @@ import tool_runs
 
 from tf_goyal import backbone, resnet
 
+garden_parity = tool_runs.load("garden_parity")
 GARDEN = tool_runs.TOOLS.parent / ".venv-detection" / "bin" / "python"
 DEADLINE = 900
 pytestmark = pytest.mark.skipif(
@@ -40,8 +41,11 @@ def ended(process):
 
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory):
+    return digits_coco(tmp_path_factory.mktemp("digits") / "coco")
+
+
+def digits_coco(folder):
     """Eight images of digits to train on, two to evaluate on: the flags."""
-    folder = tmp_path_factory.mktemp("coco")
     maker = tool_runs.TOOLS / "make_digits_coco.py"
     flags = [f"--out={folder}", "--train=8", "--validation=2", "--size=64"]
     subprocess.run([sys.executable, maker, *flags], check=True, timeout=DEADLINE)
@@ -81,18 +85,33 @@ def test_settings_are_refused_by_name(coco, tmp_path, flag, says):
     assert not (tmp_path / "run").exists()
 
 
+def test_data_that_were_refused_are_mended_and_tried_again(tmp_path):
+    """An image that is not as large as the file says; nothing was trained yet."""
+    coco = digits_coco(tmp_path / "coco")
+    annotations = tmp_path / "coco" / "annotations" / "train.json"
+    right = annotations.read_text()
+    wrong = json.loads(right)
+    wrong["images"][0]["height"] += 1
+    annotations.write_text(json.dumps(wrong))
+    flags = small(coco, tmp_path / "run", "--images_seen=1")
+    code, output = ended(started("mask_rcnn.py", *flags))
+    assert (code, "65 x 64" in output) == (2, True), output
+    annotations.write_text(right)
+    code, output = ended(started("mask_rcnn.py", *flags))
+    assert code == 0, output
+    annotations.write_text(json.dumps({**json.loads(right), "images": []}))
+    code, output = ended(started("mask_rcnn.py", *flags))
+    assert (code, "must have images, it has none" in output) == (2, True), output
+    one_less = json.loads(right)
+    del one_less["annotations"][0]
+    annotations.write_text(json.dumps(one_less))
+    code, output = ended(started("mask_rcnn.py", *flags))
+    assert (code, "SHA-256 of the training data was" in output) == (2, True), output
+
+
 def write_backbone(folder, **changes):
     """The export of a ResNet-50, with what its metadata says changed."""
-    about = {
-        "model": "resnet50",
-        "padding": "same",
-        "batch_norm": {"epsilon": 1e-5},
-        "preprocessing": {
-            "channel_order": "RGB",
-            "mean": [123.675, 116.28, 103.53],
-            "std": [58.395, 57.12, 57.375],
-        },
-    }
+    about = json.loads(garden_parity.about("resnet50", "same"))
     model = resnet.build("resnet50", classes=2, image_size=32)
     backbone.write(model, folder, json.dumps({**about, **changes}))
 
@@ -127,6 +146,13 @@ def test_a_backbone_that_nothing_can_be_told_of(tmp_path, changes, says):
     write_backbone(tmp_path, **changes)
     code, output = features(tmp_path)
     assert (code, says in output) == (1, True), output
+
+
+def test_every_variable_of_a_backbone_is_matched(tmp_path):
+    """X3, with the metadata of tools/garden_parity.py."""
+    write_backbone(tmp_path)
+    code, output = features(tmp_path)
+    assert (code, "265 variables matched" in output) == (0, True), output
 
 
 def test_a_damaged_backbone(tmp_path):

@@ -173,11 +173,7 @@ def test_one_that_is_asked_to_stop_while_waiting_tells_the_others(
         waiting = [stack.enter_context(process(flags, r, workers)) for r in here]
         for address in (workers[rank] for rank in here):
             host, port = address.split(":")
-            for _ in range(600):
-                with contextlib.suppress(OSError):
-                    socket.create_connection((host, int(port)), 1).close()
-                    break
-                time.sleep(0.05)
+            _connect(host, int(port))
         time.sleep(1.0)
         waiting[here.index(asked)].send_signal(signal.SIGTERM)
         outputs = [each.communicate(timeout=60)[0] for each in waiting]
@@ -185,6 +181,47 @@ def test_one_that_is_asked_to_stop_while_waiting_tells_the_others(
     for rank, output in zip(here, outputs, strict=True):
         who = "a signal" if rank == asked else f"rank {asked} ({workers[asked]})"
         assert f"asked to stop by {who}: there is nothing to save" in output
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_one_that_is_asked_to_stop_before_it_meets_tells_the_others(
+    data, tmp_path, asked
+):
+    """F2: while it reads its data, which takes long."""
+    slow = shutil.copytree(data, tmp_path / "slow")
+    (slow / "labels.txt").unlink()
+    os.mkfifo(slow / "labels.txt")
+    workers = local(2)
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(process(flags, rank, workers))
+            for rank, flags in enumerate(
+                recipe(slow if rank == asked else data, tmp_path / "run")
+                for rank in range(2)
+            )
+        ]
+        host, port = workers[1 - asked].split(":")
+        _connect(host, int(port))
+        for _ in range(20 * DEADLINE):
+            with contextlib.suppress(OSError):  # ENXIO: nobody reads yet
+                writer = os.open(slow / "labels.txt", os.O_WRONLY | os.O_NONBLOCK)
+                stack.callback(os.close, writer)
+                break
+            time.sleep(0.05)
+        processes[asked].send_signal(signal.SIGTERM)
+        outputs = [each.communicate(timeout=60)[0] for each in processes]
+    assert [each.returncode for each in processes] == [143, 143], outputs
+    who = f"rank {asked} ({workers[asked]})"
+    assert f"asked to stop by {who}: there is nothing" in outputs[1 - asked]
+
+
+def _connect(host, port):
+    """Returns when somebody listens there."""
+    for _ in range(20 * DEADLINE):
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, port), 1).close()
+            return
+        time.sleep(0.05)
 
 
 # Elsewhere the injected resolver of test_rendezvous.py shows S8.

@@ -39,7 +39,7 @@ class Asked:
         self._by = "a signal"
         self._finishing = False
         self._since: float | None = None
-        self._tells: list[Callable[[], None]] = []
+        self._tell: Callable[[], None] = lambda: None
         self._told = False
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
@@ -60,8 +60,11 @@ class Asked:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def tell(self, others: Callable[[], None]) -> None:
-        """Calls this, in another thread, as soon as the process is asked."""
-        self._tells.append(others)
+        """Calls this, in another thread, as soon as the process is asked.
+
+        In place of what was given before.
+        """
+        self._tell = others
 
     @contextlib.contextmanager
     def finishing(self) -> Iterator[None]:
@@ -102,8 +105,7 @@ class Asked:
             if not self._told:
                 self._told = True
                 self._since = time.monotonic()
-                for tell in self._tells:
-                    tell()
+                self._tell()
             if not self._finishing:
                 self._leave(f"asked to stop by {self._by}: there is nothing to save")
 

@@ -1,6 +1,8 @@
 """Checkpoints written in the background, one at a time, while training goes on."""
 
+import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,6 +10,9 @@ import numpy as np
 
 from tf_goyal import checkpoint
 from tf_goyal.owner import Owner
+from tf_goyal.progress import say
+
+_SAY_SECONDS = 60.0  # between two lines that say what is waited for
 
 
 class CheckpointWriter:
@@ -78,9 +83,14 @@ class CheckpointWriter:
         """
         if self._thread is None:
             return ""
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            return f"the {self._thread.name} was not written within {seconds:g} s"
+        begun = time.monotonic()
+        self._thread.join(_SAY_SECONDS if seconds is None else seconds)
+        while self._thread.is_alive():
+            if seconds is not None:
+                return f"the {self._thread.name} was not written within {seconds:g} s"
+            waited = time.monotonic() - begun
+            say(f"waits for the {self._thread.name}, since {waited:.0f} s", sys.stderr)
+            self._thread.join(_SAY_SECONDS)
         return self._why
 
     def _write(

@@ -104,3 +104,11 @@ def _inside(capsule: Any) -> int:
     pointer.argtypes = [ctypes.py_object, ctypes.c_void_p]
     pointer.restype = ctypes.c_void_p
     return pointer(capsule, name(capsule))
+
+
+def peer_lost(error: Any) -> bool:
+    """Whether an error of TensorFlow means that another process is not there."""
+    import tensorflow as tf
+
+    lost = (tf.errors.UnavailableError, tf.errors.AbortedError)
+    return isinstance(error, lost) or "Collective ops is aborted" in error.message

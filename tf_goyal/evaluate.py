@@ -36,10 +36,9 @@ from tf_goyal import (
 from tf_goyal.cluster import Cluster
 from tf_goyal.config import Config
 from tf_goyal.datasets import Dataset
-from tf_goyal.peers import PEER_LOST, Peers
+from tf_goyal.peers import INPUT_FAILED, PEER_LOST, Peers
 from tf_goyal.trained import TrainedModel
 
-INPUT_FAILED = 3  # exit code
 _NAMING_SECONDS = 5.0  # for the heartbeats to find who is lost
 
 
@@ -90,12 +89,17 @@ def main(_: list[str]) -> int:
             poll_seconds=flags.FLAGS.poll_seconds,
             shown=shown,
         )
-    found = trained.load(flags.FLAGS.model_dir, flags.FLAGS.step)
-    settings, data = evaluator.prepare(found, flags.FLAGS.data_dir)
+    token = membership.read_token("", os.environ)
+    try:
+        found = trained.load(flags.FLAGS.model_dir, flags.FLAGS.step)
+        settings, data = evaluator.prepare(found, flags.FLAGS.data_dir)
+    except ValueError as error:
+        peers.refuse(members.workers, members.rank, token=token, why=str(error))
+        raise
     with peers.meet(
         members.workers,
         members.rank,
-        token=membership.read_token("", os.environ),
+        token=token,
         start_timeout=settings.start_timeout,
         peer_timeout=settings.peer_timeout,
         asked=asked.Asked(),
@@ -146,12 +150,14 @@ def _evaluate(
         return CheckpointEvaluation(settings, members, data)(found)
     except InputError as error:
         print(f"evaluate: {error}", file=sys.stderr, flush=True)
-        others.tell_lost(f"its input failed: {error}")
+        others.tell_failed(str(error))
         os._exit(INPUT_FAILED)
     except tf.errors.OpError as error:
         if members.processes == 1:
             raise
-        others.wait_for_loss(_NAMING_SECONDS)
+        heard = others.wait_for_loss(_NAMING_SECONDS)
+        if not heard and not coordination.peer_lost(error):
+            raise
         print(f"evaluate: a peer was lost: {error.message}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(PEER_LOST)  # a lost peer's collectives would hold the exit up

@@ -77,8 +77,12 @@ def main(_: list[str]) -> int:
     with _folder_beside(output) as beside:
         # From here on TensorFlow runs.
         start.tensorflow()
+        import tensorflow as tf
+
         from tf_goyal import build, export_formats, export_metadata
 
+        # A GPU's TensorFloat-32 would differ from other runtimes by more than allowed.
+        tf.config.experimental.enable_tensor_float_32_execution(False)
         build.prepare_tensorflow(settings)
         model = build.model(settings, len(found.labels), any_size=True)
         checkpoint.assign("model", model.variables, found.arrays)

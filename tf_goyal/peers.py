@@ -90,6 +90,23 @@ def refuse(workers: Sequence[str], rank: int, *, token: bytes, why: str) -> None
         asyncio.run(tell())
 
 
+def tell_stop(workers: Sequence[str], rank: int, *, token: bytes) -> None:
+    """Tells the others, before they have met, that this process was asked to stop.
+
+    Args:
+      workers: as of `meet`.
+      rank: as of `meet`.
+      token: as of `meet`.
+    """
+
+    async def tell() -> None:
+        member = Member.of(workers, rank, token)
+        await Meeting(workers, member, lambda _: None).stop(_LAST_WORDS_SECONDS)
+
+    if len(workers) > 1:
+        asyncio.run(tell())
+
+
 class Peers:
     """The links of one process; made by `meet`. Use it in a `with` block.
 

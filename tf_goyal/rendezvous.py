@@ -129,7 +129,7 @@ class Meeting:
         """Tells the others that this process was asked to stop.
 
         Those that are connected are told, the rest by rank 0. Where rank 0 is not
-        there, all are called, for they wait for it as this process does.
+        there, or this is rank 0 and nobody has called it yet, all are called.
 
         Args:
           seconds: at most, for them to be told.
@@ -139,7 +139,7 @@ class Meeting:
         for frames in links:
             frames.send(message)
         telling = [frames.sent() for frames in links]
-        if self._me.rank and not self._hub:
+        if not (self._hub if self._me.rank else links):
             telling = [self._tell(rank, message) for rank in self._others]
         with contextlib.suppress(TimeoutError):
             await _within(seconds, asyncio.gather(*telling, return_exceptions=True))

@@ -73,6 +73,7 @@ def main(_: list[str]) -> int:
             total_steps=settings.total_steps(len(data.train)),
         )
     token = membership.read_token(settings.run_token_file, os.environ)
+    asked.tell(lambda: peers.tell_stop(members.workers, members.rank, token=token))
     try:
         data = preflight.check(settings, members.processes)
         found = resume.last_checkpoint(settings, data)
@@ -106,12 +107,7 @@ def _run(
 ) -> int:
     """The run, once all processes are here."""
     description = provenance.describe(settings, data, members.processes)
-    said = facts.describe(settings, data, description)
-    if different := facts.differences(said, members.workers, others.gather):
-        raise ValueError(
-            "all processes of a run must have the same flags, data and versions, but "
-            f"{'; '.join(different)}: start all of them alike"
-        )
+    _refuse_differences(facts.describe(settings, data, description), members, others)
     if members.is_chief:
         storage.trial_write(settings.model_dir)
     arrays, manifest = resume.agreed(found, settings, data, others.gather)
@@ -127,6 +123,10 @@ def _run(
         start_timeout=settings.start_timeout,
         peer_timeout=settings.peer_timeout,
     )
+    devices = cluster.local_devices(
+        members, allreduce=settings.allreduce, devices=settings.devices
+    )
+    _refuse_differences({"number of devices": str(len(devices))}, members, others)
     with (
         _starting(settings, members, asked, others),
         files.model_dir_refused(settings.model_dir),
@@ -157,6 +157,15 @@ def _run(
             provenance.write(settings.model_dir, description)
         say(_headline(settings, trainer, manifest["step"]))
     return _train(trainer, manifest, members, asked, others)
+
+
+def _refuse_differences(said: dict[str, str], members: Cluster, others: Peers) -> None:
+    """Raises ValueError, in all processes, where not all say the same."""
+    if different := facts.differences(said, members.workers, others.gather):
+        raise ValueError(
+            "all processes of a run must have the same flags, data, versions and "
+            f"devices, but {'; '.join(different)}: start all of them alike"
+        )
 
 
 @contextlib.contextmanager
@@ -257,7 +266,9 @@ def _train(
         if asked.to_stop:  # and so were the others, and some have left
             _stop_unsaved(trainer, rank, _reason(error))
         # Errors of many kinds come of a device that waits for a lost process.
-        if not others.wait_for_loss(_NAMING_SECONDS) and not _peer_lost(error):
+        if not others.wait_for_loss(_NAMING_SECONDS) and not coordination.peer_lost(
+            error
+        ):
             raise
         _leave(trainer, members, others, _reason(error))
     say(f"{rank}: exit code {code}, weights_sha256 {sha256}")
@@ -327,14 +338,6 @@ def _reason(error: Any) -> str:
     lines = [line.strip() for line in error.message.splitlines() if line.strip()]
     telling = [line for line in lines if "aborted by" in line or "unhealthy" in line]
     return (telling or lines or ["TensorFlow does not say why"])[0]
-
-
-def _peer_lost(error: Any) -> bool:
-    """Whether an error of TensorFlow means that another process is not there."""
-    import tensorflow as tf
-
-    lost = (tf.errors.UnavailableError, tf.errors.AbortedError)
-    return isinstance(error, lost) or "Collective ops is aborted" in error.message
 
 
 if __name__ == "__main__":

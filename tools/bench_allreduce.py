@@ -82,7 +82,7 @@ def rank_main(told: dict[str, Any]) -> None:
     from tf_goyal import cluster
 
     rank, workers = told["rank"], told["workers"]
-    strategy = cluster.strategy(Cluster(tuple(workers), rank))
+    strategy = cluster.strategy(Cluster(tuple(workers), rank), devices=1)
     measured = measure_as_auto(strategy, told["algorithms"], rank, workers)
     result: dict[str, Any] = {"probe": measured.seconds}
     result["messages"] = measure_messages(rank)

@@ -90,7 +90,7 @@ def about(name: str, padding: str) -> str:
     """As much of an export's metadata as the other side reads."""
     from tf_goyal import resnet
 
-    how = {"mean": resnet.MEAN, "std": resnet.STD}
+    how = {"channel_order": "RGB", "mean": resnet.MEAN, "std": resnet.STD}
     described = {
         "model": name,
         "padding": padding,
@@ -130,8 +130,11 @@ def garden_features(
 
 def main(_: list[str]) -> int:
     """Compares, prints and stores. Returns the exit code."""
+    import tensorflow as tf
+
     from tf_goyal import export_formats
 
+    tf.config.experimental.enable_tensor_float_32_execution(False)
     python = str(Path(flags.FLAGS.garden_python).absolute())
     if not Path(python).exists():
         raise ValueError(

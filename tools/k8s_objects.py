@@ -6,6 +6,7 @@ wish to stop (143) and whatever kills a process start it again. All processes le
 when one is lost, so each of them counts one failure.
 """
 
+import json
 import secrets
 from typing import Any
 
@@ -210,7 +211,7 @@ def _tf_job(run: Run, evaluator: bool) -> dict[str, Any]:
     replicas = {"Worker": (run.workers, template)}
     if evaluator:
         (container,) = template["spec"]["containers"]
-        same = k8s_pod.evaluator(run, container["command"], container["args"])
+        same = k8s_pod.evaluator(run, container["args"])
         replicas["Evaluator"] = (1, same)
     for _, each in replicas.values():
         del each["spec"]["restartPolicy"]  # the replica's rules
@@ -231,8 +232,10 @@ def _tf_job(run: Run, evaluator: bool) -> dict[str, Any]:
 
 def _evaluation_job(run: Run) -> dict[str, Any]:
     """A Job of one pod that evaluates each checkpoint, until training has ended."""
-    command = ["python", "-m", "tf_goyal.evaluate"]
-    arguments = [f"--model_dir={run.model_dir}", "--follow"]
+    template = k8s_pod.evaluator(run, list(run.arguments))
+    (container,) = template["spec"]["containers"]
+    task = {"cluster": {}, "task": {"type": "evaluator"}}
+    container["env"].append({"name": "TF_CONFIG", "value": json.dumps(task)})
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -240,6 +243,6 @@ def _evaluation_job(run: Run) -> dict[str, Any]:
         "spec": {
             "backoffLimit": run.restarts,
             "podFailurePolicy": {"rules": [_ends_the_job()]},
-            "template": k8s_pod.evaluator(run, command, arguments),
+            "template": template,
         },
     }

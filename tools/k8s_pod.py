@@ -85,8 +85,7 @@ def trainer(run: Run, cluster: list[str], subdomain: str = "") -> dict[str, Any]
       cluster: flags that say who takes part.
       subdomain: name of the headless Service that gives the pods their names.
     """
-    command = ["python", "-m", "tf_goyal.train"]
-    template = _template(run, command, [*run.arguments, *cluster], gpus=run.gpus)
+    template = _template(run, [*run.arguments, *cluster], gpus=run.gpus)
     (container,) = template["spec"]["containers"]
     container["ports"] = [{"name": "tfjob-port", "containerPort": PORT}]
     if run.workers > 1:
@@ -96,9 +95,17 @@ def trainer(run: Run, cluster: list[str], subdomain: str = "") -> dict[str, Any]
     return template
 
 
-def evaluator(run: Run, command: list[str], arguments: list[str]) -> dict[str, Any]:
-    """Template of a pod that evaluates: on one GPU, if those that train have some."""
-    return _template(run, command, arguments, gpus=min(run.gpus, 1))
+def evaluator(run: Run, arguments: list[str]) -> dict[str, Any]:
+    """Template of a pod that evaluates: on one GPU, if those that train have some.
+
+    By the training's own flags it knows how long the run is, before there is one and
+    where an earlier one was shorter; that it evaluates, TF_CONFIG tells it.
+
+    Args:
+      run: what it is part of.
+      arguments: of `tf_goyal.train`.
+    """
+    return _template(run, arguments, gpus=min(run.gpus, 1))
 
 
 def _startup_probe(run: Run) -> dict[str, Any]:
@@ -116,9 +123,7 @@ def _startup_probe(run: Run) -> dict[str, Any]:
     }
 
 
-def _template(
-    run: Run, command: list[str], arguments: list[str], gpus: int
-) -> dict[str, Any]:
+def _template(run: Run, arguments: list[str], gpus: int) -> dict[str, Any]:
     resources = {"cpu": run.cpu, "memory": run.memory}
     if gpus:
         resources["nvidia.com/gpu"] = str(gpus)
@@ -143,7 +148,7 @@ def _template(
                 {
                     "name": CONTAINER,
                     "image": run.image,
-                    "command": command,
+                    "command": ["python", "-m", "tf_goyal.train"],
                     "args": arguments,
                     "env": [{"name": "HOME", "value": "/tmp"}],
                     "resources": {"requests": resources, "limits": dict(resources)},

@@ -67,7 +67,8 @@ class Rank:
         self._cluster = Cluster(tuple(told["workers"]), self.rank)
         config = self.config()
         build.prepare_tensorflow(config)
-        self.strategy = cluster.strategy(self._cluster)
+        allreduce = told.get("changes", {}).get("allreduce", config.allreduce)
+        self.strategy = cluster.strategy(self._cluster, allreduce=allreduce, devices=1)
         self.placement = Placement(self.strategy, self.rank, config.virtual_workers)
         with self.strategy.scope():
             self.model = build.model(config, CLASSES)

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import garden
 import numpy as np
+import tensorflow as tf
 
 
 def main(folder: str, images_file: str, features_file: str) -> None:
     """Computes and writes them."""
+    tf.config.experimental.enable_tensor_float_32_execution(False)
     images = np.load(images_file, allow_pickle=False)
     try:
         network = garden.backbone(Path(folder), images.shape[1:3])

@@ -50,6 +50,14 @@ SPLITS = ("train", "validation")
 # Flags that a run may be moved with; what they name is told apart by its content.
 PATHS = ("model_dir", "backbone", "train_annotations", "train_images")
 PATHS += ("validation_annotations", "validation_images")
+# Settings that are no flags, for people.
+DERIVED = {
+    "train_sha256": "the SHA-256 of the training data",
+    "validation_sha256": "the SHA-256 of the validation data",
+    "backbone_sha256": "the SHA-256 of the backbone",
+    "epsilon": "the backbone's epsilon",
+    "padding": "the backbone's padding",
+}
 
 flags.DEFINE_string("model_dir", None, "Folder of this run.", required=True)
 flags.DEFINE_string("backbone", "", "RUN/export/backbone; empty: from scratch.")
@@ -92,17 +100,20 @@ def main() -> None:
     """Trains, evaluates and writes."""
     model_dir = Path(FLAGS.model_dir)
     about = garden.metadata(Path(FLAGS.backbone)) if FLAGS.backbone else None
-    settings = resolved(about, len(tf.config.list_physical_devices("GPU")))
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    settings = resolved(about, gpus)
     train, validation = data_sets()
     for split, coco in zip(SPLITS, (train, validation)):
         settings[f"{split}_sha256"] = coco.sha256
-    same_settings(model_dir, settings)
-    truth = model_dir / "validation.json"
-    truth.write_text(json.dumps(validation.described()))
+    settings_file = same_settings(model_dir, settings)
     records = [
         coco_records.write(coco, model_dir / "records" / name, training=name == "train")
         for name, coco in zip(SPLITS, (train, validation))
     ]
+    # Not before the images were read: what was refused may be mended and tried again.
+    settings_file.write_text(json.dumps(settings, indent=1) + "\n")
+    truth = model_dir / "validation.json"
+    truth.write_text(json.dumps(validation.described()))
     schedule = rates.schedule(
         images_seen=FLAGS.images_seen,
         images_per_step=settings["images_per_step"],
@@ -111,7 +122,8 @@ def main() -> None:
         scaled=FLAGS.lr_scaling == "linear",
     )
     print(
-        f"{schedule.steps} steps of {settings['images_per_step']} images, of "
+        f"{schedule.steps} steps of {settings['images_per_step']} images on "
+        f"{f'{gpus} GPUs' if gpus else 'CPUs'}, of "
         f"{records[0][1]} with objects; learning rate {schedule.rate:g}, a tenth from "
         f"step {schedule.decay_at}, after {schedule.warmup_steps} steps of warmup; "
         f"{'from ' + FLAGS.backbone if about else 'from scratch'}",
@@ -182,8 +194,12 @@ def resolved(about: dict | None, gpus: int) -> dict[str, Any]:
     return settings
 
 
-def same_settings(model_dir: Path, settings: dict[str, Any]) -> None:
-    """Raises ValueError where the run in a folder has others; else stores them."""
+def same_settings(model_dir: Path, settings: dict[str, Any]) -> Path:
+    """Where a run's settings are.
+
+    Raises:
+      ValueError: the run in the folder has others, or it cannot be written.
+    """
     path = model_dir / "settings.json"
     try:
         model_dir.mkdir(parents=True, exist_ok=True)
@@ -197,7 +213,7 @@ def same_settings(model_dir: Path, settings: dict[str, Any]) -> None:
         raise ValueError(f"{path} is damaged: {error}") from error
     if earlier is not None:
         changed = [
-            f"--{name} was {earlier.get(name)}, now {value}"
+            f"{DERIVED.get(name, f'--{name}')} was {earlier.get(name)}, now {value}"
             for name, value in settings.items()
             if name not in PATHS and earlier.get(name) != value
         ]
@@ -206,7 +222,7 @@ def same_settings(model_dir: Path, settings: dict[str, Any]) -> None:
                 f"the run in {model_dir} has other settings: {'; '.join(changed)}: "
                 "choose another --model_dir"
             )
-    path.write_text(json.dumps(settings, indent=1) + "\n")
+    return path
 
 
 def data_sets() -> tuple[coco_file.Coco, coco_file.Coco]:
@@ -265,6 +281,8 @@ def experiment(
     data.seed = FLAGS.seed + 1_000_003 * int(done.rpartition("-")[2])
     data.shuffle_buffer_size = min(10_000, images)
     data.parser.aug_rand_hflip = FLAGS.flip
+    # It would leave out what comes behind, and train on it as background.
+    data.parser.max_num_instances = most_things(train)
     data.parser.aug_scale_min = data.parser.aug_scale_max = 1.0
     task.validation_data.input_path, _ = records[1]
     task.validation_data.global_batch_size = 1
@@ -283,6 +301,11 @@ def experiment(
     optimizer.warmup.linear.warmup_steps = schedule.warmup_steps
     optimizer.warmup.linear.warmup_learning_rate = schedule.rate / 3
     return config
+
+
+def most_things(coco: coco_file.Coco) -> int:
+    """Objects of the image that has most, but no fewer than the Model Garden's 100."""
+    return max(100, *(len(picture.things) for picture in coco.pictures))
 
 
 def trained(
