@@ -4,11 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import training
+
+from tf_goyal import train
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -40,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _run(
     *arguments: str,
     environment: dict[str, str] | None = None,
-    seconds: float = 240.0,
+    seconds: float = 600.0,
 ) -> subprocess.CompletedProcess:
     """Runs `python ARGUMENTS` from the clone; SIGKILL for all of it at the deadline."""
     settings = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **(environment or {})}
@@ -69,6 +72,15 @@ def _run(
 def python() -> Callable[..., subprocess.CompletedProcess]:
     """Runs Python in a process of its own, see `_run`."""
     return _run
+
+
+@pytest.fixture
+def no_signals(monkeypatch) -> None:
+    """`train.main` in this process leaves its signals as they are."""
+    asked = types.SimpleNamespace(
+        grace_seconds=0, to_stop=False, by=None, tell=lambda _: None
+    )
+    monkeypatch.setattr(train, "Asked", lambda: asked)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -25,6 +26,7 @@ from tf_goyal.watchdog import Watchdog
 LENGTH = 10_000
 SUMS = 3
 _WAIT = """
+until grep -q "^State:.*T" /proc/$4/status || [ ! -e /proc/$4 ]; do sleep 0.05; done
 for i in $(seq 600); do
   [ $(ls "$1" | grep -c "^$2-") = "$3" ] && break
   sleep 0.1
@@ -87,6 +89,11 @@ def main(layout: dict) -> None:
                 said.with_name(f".{said.name}").write_text(why)
                 said.with_name(f".{said.name}").rename(said)
 
+        # A trace takes longer than a watchdog waits.
+        add_up.get_concrete_function(tf.TensorSpec([LENGTH], tf.float32))
+        (folder / f"traced-{number}-{rank}").touch()
+        while len(list(folder.glob(f"traced-{number}-*"))) < len(ports):
+            time.sleep(0.01)
         with Watchdog(1.0, arrivals.counts, bark) as watchdog:
             for step in range(SUMS):
                 watchdog.begins(step)

@@ -19,7 +19,7 @@ def test_a_tiny_run_is_kept_beside_an_older_one(bench, monkeypatch, tmp_path):
     older["sizes"] = [{"elements": 8, "seconds": {"ring": 1.0}}]
     path = tmp_path / "bench_allreduce.json"
     path.write_text(json.dumps({"runs": [older]}))
-    written = ["--processes=2", "--sizes=8,256", "--rounds=1", "--deadline=120"]
+    written = ["--processes=2", "--sizes=8,256", "--rounds=1", "--deadline=600"]
     written += ["--prefix=env NUMBER={number}", "--algorithms=ring,halving_doubling"]
     assert run(bench, monkeypatch, *written) == 0
     first, second = json.loads(path.read_text())["runs"]
@@ -60,7 +60,7 @@ def test_a_tiny_run_is_kept_beside_an_older_one(bench, monkeypatch, tmp_path):
 def test_refused(bench, monkeypatch, capsys, written, message):
     begun = time.monotonic()
     assert run(bench, monkeypatch, "--processes=2", *written) == 2
-    assert time.monotonic() - begun < 2.0  # and not at --deadline
+    assert time.monotonic() - begun < 60  # and not at --deadline
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1

@@ -16,7 +16,7 @@ def bench(monkeypatch, tmp_path):
 def test_a_tiny_run(bench, monkeypatch, tmp_path):
     """Two processes, the contestants of two reductions."""
     written = ["--model=resnet20", "--image_size=16", "--batch=1", "--rounds=1"]
-    written += ["--steps=1", "--deadline=150", "--prefix=env NUMBER={number}"]
+    written += ["--steps=1", "--deadline=600", "--prefix=env NUMBER={number}"]
     written += ["--contestants=ours,tensorflow"]
     assert run(bench, monkeypatch, *written) == 0
     (entry,) = json.loads((tmp_path / "bench_overlap.json").read_text())["runs"]

@@ -18,7 +18,7 @@ def chaos(monkeypatch, tmp_path):
 def test_one_of_each_fault_ends_the_same(chaos, monkeypatch, tmp_path, capsys):
     """F1, F2, F3, F6, F7: other numbers of processes too; the same hash, none hung."""
     count = len(chaos.FAULTS)
-    code = run(chaos, monkeypatch, f"--faults={count}", "--seed=1", "--processes=2")
+    code = run(chaos, monkeypatch, f"--faults={count}", "--seed=2002", "--processes=2")
     said = capsys.readouterr().out
     assert code == 0, said
     result = json.loads((tmp_path / "chaos.json").read_text())

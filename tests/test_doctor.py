@@ -13,6 +13,8 @@ from tf_goyal import checkpoint, cluster, coordination, doctor, flags, train
 # The digits with k = 4 virtual workers, whatever their recipe has.
 FOUR = ["--recipe=digits", "--global_batch=64", "--worker_batch=16"]
 
+pytestmark = pytest.mark.usefixtures("no_signals")
+
 
 def refusal(module, arguments: list[str], capsys) -> str:
     """The sentence with which a command exits with 2."""

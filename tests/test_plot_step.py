@@ -16,7 +16,7 @@ def plot(monkeypatch, tmp_path):
 def test_a_tiny_recording(plot, monkeypatch, tmp_path):
     """Two processes; each bucket goes through its phases in their order."""
     written = ["--model=resnet20", "--image_size=16", "--batch=1", "--steps=3"]
-    written += ["--allreduce=halving_doubling", "--bucket_mb=0.25", "--deadline=150"]
+    written += ["--allreduce=halving_doubling", "--bucket_mb=0.25", "--deadline=600"]
     assert run(plot, monkeypatch, *written) == 0
     recording = json.loads((tmp_path / "step.json").read_text())
     assert len(recording["ranks"]) == 2

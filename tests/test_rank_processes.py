@@ -75,8 +75,8 @@ def test_a_rank_that_fails_is_shown_while_the_others_wait(ranks):
 
 
 def test_the_deadline_is_named(ranks):
-    with pytest.raises(RuntimeError, match=r"rank 1 had no result after --deadline=2 "):
-        ranks(deadline=2, sleeps=1)
+    with pytest.raises(RuntimeError, match=r"rank 1 had no result after --deadline=6 "):
+        ranks(deadline=6, sleeps=1)
 
 
 def test_a_rank_ends_with_the_tool():

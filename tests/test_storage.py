@@ -10,6 +10,8 @@ import training
 
 from tf_goyal import doctor, flags, launch, start, storage, train
 
+pytestmark = pytest.mark.usefixtures("no_signals")
+
 
 def test_trial_write_leaves_nothing(tmp_path):
     missing = tmp_path / "a" / "b"

@@ -97,6 +97,9 @@ def test_a_clone_in_the_working_folder_does_not_hide_the_package(tmp_path):
 
 def test_quickstart():
     """The tour of the README, in this clone: error, curves, SavedModel, what next."""
+    stamp = ROOT / ".venv" / "installed-test"
+    if stamp.exists():  # what the tour needs is there; others are using it now
+        shutil.copy(stamp, stamp.with_name("installed-plot"))
     done = start(ROOT, "quickstart")
     assert done.returncode == 0, done.stdout + done.stderr
     (said,) = [

@@ -30,7 +30,7 @@ def test_a_save_slower_than_collective_timeout_loses_nobody(
     """F6's kind: what cannot be written meanwhile is skipped, and the last one waits.
 
     It waits for the one of step 1, and then takes its own time: 16 s for the other,
-    which counts a peer as lost after 4.
+    which counts a peer as lost after 12.
     """
     model_dir, ports = tmp_path / "run", free_ports(2)
     flags = recipe(
@@ -38,7 +38,7 @@ def test_a_save_slower_than_collective_timeout_loses_nobody(
         steps=4,
         eval_every=0,
         checkpoint_every=0.01,
-        collective_timeout=4,
+        collective_timeout=12,
     )
     (tmp_path / "slow.py").write_text(SLOW)
     monkeypatch.chdir(tmp_path)  # where "python -m" looks first

@@ -139,18 +139,23 @@ def test_a_folder_that_rank_0_cannot_write_ends_all(data, tmp_path):
         assert "a trial write" in output
 
 
-def test_members_of_two_runs_do_not_mix(data, tmp_path):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_members_of_two_runs_do_not_mix(data, tmp_path, rank):
     """Part 9: other run tokens, at the same addresses."""
-    flags = recipe(data, tmp_path / "run", start_timeout=3)
-    tokens = [{"TF_GOYAL_RUN_TOKEN": letter * 16} for letter in "ab"]
     workers = local(2)
-    for rank, (code, output) in enumerate(
-        outcomes(workers, flags, flags, environments=tokens)
-    ):
-        assert code == 2, output
-        other = workers[1 - rank]
-        assert f"({other}): a process with another run token is there" in output
-        assert "aaaa" not in output and "bbbb" not in output
+
+    def one(rank, seconds):
+        flags = recipe(data, tmp_path / "run", start_timeout=seconds)
+        return process(flags, rank, workers, TF_GOYAL_RUN_TOKEN="ab"[rank] * 16)
+
+    with one(1 - rank, 10 * DEADLINE):  # it outlives the other
+        _connect(workers[1 - rank])
+        with one(rank, 3) as mine:
+            output = mine.communicate(timeout=DEADLINE)[0]
+    assert mine.returncode == 2, output
+    other = workers[1 - rank]
+    assert f"({other}): a process with another run token is there" in output
+    assert "aaaa" not in output and "bbbb" not in output
 
 
 def test_asked_to_stop_while_waiting(data, tmp_path):
@@ -170,10 +175,10 @@ def test_one_that_is_asked_to_stop_while_waiting_tells_the_others(
     workers = local(3)
     flags = recipe(data, tmp_path / "run")
     with contextlib.ExitStack() as stack:
-        waiting = [stack.enter_context(process(flags, r, workers)) for r in here]
-        for address in (workers[rank] for rank in here):
-            host, port = address.split(":")
-            _connect(host, int(port))
+        waiting = []
+        for rank in here:
+            waiting.append(stack.enter_context(process(flags, rank, workers)))
+            _connect(workers[rank])
         time.sleep(1.0)
         waiting[here.index(asked)].send_signal(signal.SIGTERM)
         outputs = [each.communicate(timeout=60)[0] for each in waiting]
@@ -200,8 +205,7 @@ def test_one_that_is_asked_to_stop_before_it_meets_tells_the_others(
                 for rank in range(2)
             )
         ]
-        host, port = workers[1 - asked].split(":")
-        _connect(host, int(port))
+        _connect(workers[1 - asked])
         for _ in range(20 * DEADLINE):
             with contextlib.suppress(OSError):  # ENXIO: nobody reads yet
                 writer = os.open(slow / "labels.txt", os.O_WRONLY | os.O_NONBLOCK)
@@ -215,11 +219,12 @@ def test_one_that_is_asked_to_stop_before_it_meets_tells_the_others(
     assert f"asked to stop by {who}: there is nothing" in outputs[1 - asked]
 
 
-def _connect(host, port):
+def _connect(address):
     """Returns when somebody listens there."""
+    host, port = address.split(":")
     for _ in range(20 * DEADLINE):
         with contextlib.suppress(OSError):
-            socket.create_connection((host, port), 1).close()
+            socket.create_connection((host, int(port)), 1).close()
             return
         time.sleep(0.05)
 

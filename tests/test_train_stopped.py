@@ -1,6 +1,7 @@
 """SIGTERM to one worker only, at every stage of a run: all leave together (F2)."""
 
 import signal
+import time
 
 import pytest
 from training import (
@@ -25,13 +26,16 @@ def slow_evaluation(tmp_path_factory):
 
 
 def flags_of(data, model_dir):
-    return recipe(data, model_dir, worker_batch=2, base_batch=8)
+    # A first trace may take longer than the default's 30 s.
+    return recipe(data, model_dir, worker_batch=2, base_batch=8, grace_seconds=0)
 
 
 def stopped(flags, model_dir, moment):
     """Two processes; SIGTERM to rank 1 once `moment` is in the log."""
     with together(flags, flags) as (processes, _):
         wait_for(model_dir, moment, processes[0])
+        if "all_reduce" in moment:  # rank 1 may come there later; the trace is long
+            time.sleep(1.0)
         processes[1].send_signal(signal.SIGTERM)
         outputs = [p.communicate(timeout=DEADLINE)[0] for p in processes]
     return [process.returncode for process in processes], outputs
@@ -95,6 +99,9 @@ def test_a_process_that_hangs_leaves_when_its_grace_is_over(data, tmp_path):
     flags = [*recipe(data, model_dir, steps=100_000, eval_every=0), "--grace_seconds=2"]
     with together(flags, flags) as (processes, _):
         wait_for(model_dir, '"step": 9,', processes[0])
+        while not checkpoint.steps(str(model_dir)):
+            assert processes[0].poll() is None
+            time.sleep(0.05)
         processes[0].send_signal(signal.SIGSTOP)
         processes[1].send_signal(signal.SIGTERM)
         output = processes[1].communicate(timeout=DEADLINE)[0]

@@ -88,11 +88,11 @@ def test_a_sum_outside_of_the_steps_is_watched():
 @pytest.mark.parametrize("state", ["computes", "between steps", "messages come", "off"])
 def test_quiet_where_nothing_hangs(state):
     """Twenty looks, more than two timeouts."""
-    graph, said, threads = Graph(a=0), [], threading.active_count()
-    with Watchdog(0 if state == "off" else 0.1, graph, said.append) as watchdog:
+    graph, said = Graph(a=0), []
+    with Watchdog(0 if state == "off" else 0.5, graph, said.append) as watchdog:
         watchdog.begins(1)
         if state == "off":
-            assert threading.active_count() == threads and graph.looks == 0
+            assert graph.looks == 0
             return
         if state != "computes":
             graph.counts.update({READY: 1, "a": 1})

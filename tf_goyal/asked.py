@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 ASKED_TO_STOP = 143  # exit code
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -37,7 +38,7 @@ class Asked:
         self.to_stop = False
         self.grace_seconds = 0.0
         self._by = "a signal"
-        self._finishing = False
+        self._finishing = self._interrupted = False
         self._since: float | None = None
         self._tell: Callable[[], None] = lambda: None
         self._told = False
@@ -82,7 +83,12 @@ class Asked:
         """In the main thread, between two lines of Python."""
         self.to_stop = True
         if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, self._interrupt)
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        """The second Ctrl-C: the main thread is on its way out by itself."""
+        self._interrupted = True
+        signal.default_int_handler(number, frame)
 
     def _listen(self) -> None:
         """In a thread of its own: tells others at once, leaves, or counts seconds."""
@@ -106,7 +112,7 @@ class Asked:
                 self._told = True
                 self._since = time.monotonic()
                 self._tell()
-            if not self._finishing:
+            if not self._finishing and not self._interrupted:
                 self._leave(f"asked to stop by {self._by}: there is nothing to save")
 
     def _handle_again(self) -> None:

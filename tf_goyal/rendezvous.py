@@ -168,10 +168,10 @@ class Meeting:
 
     async def _end_tasks(self) -> None:
         """When it is done nobody reads from the connections that are kept."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        while self._tasks:  # wait_for swallows a cancellation, before Python 3.12
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=0.1)
 
     def _close_links(self) -> None:
         """Unless all have met: then they are kept."""
