@@ -67,6 +67,7 @@ LAYERS = (
         "random_crop",
         "records",
         "schedule",
+        "second_tries",
         "sgd",
         "silence",
     },
@@ -74,6 +75,7 @@ LAYERS = (
 
 # What these may import of ours, and no more; everything else of the leaves: nothing.
 ALLOWED = {
+    "records": {"second_tries"},
     "input_pipeline": {"records", "augment", "datasets", "samples"},
     "resnet": {"batch_norm"},
     "flags": {"config"},

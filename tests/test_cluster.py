@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 from cluster_environments import slurm_step, tf_config, worker
 
-from tf_goyal.cluster import Cluster, assign, from_environment, local_devices
+from tf_goyal.cluster import (
+    Cluster,
+    assign,
+    from_environment,
+    local_devices,
+    ranks_by_host,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE = 600  # seconds
@@ -139,6 +145,20 @@ def test_assign_is_a_balanced_partition(k):
 def test_assign_refuses_a_device_without_work(k, devices):
     with pytest.raises(ValueError, match=f"make {k} for {devices} devices"):
         assign(k, devices)
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        (["a:1"], [[0]]),
+        (["a:1", "a:2", "b:1"], [[0, 1], [2]]),
+        (["b:1", "a:1", "B:2", "a:3"], [[0, 2], [1, 3]]),
+        (["[::1]:1", "[::1]:2", "[::2]:1"], [[0, 1], [2]]),
+    ],
+)
+def test_ranks_by_host(workers, expected):
+    """Hosts by name, in the order of their first ranks."""
+    assert ranks_by_host(workers) == expected
 
 
 TWO = Cluster(("a:1", "b:1"))

@@ -36,20 +36,6 @@ for case in CASES.values():
         case["wire"] = None
 
 
-@pytest.mark.parametrize(
-    ("workers", "expected"),
-    [
-        (["a:1"], [[0]]),
-        (["a:1", "a:2", "b:1"], [[0, 1], [2]]),
-        (["b:1", "a:1", "B:2", "a:3"], [[0, 2], [1, 3]]),
-        (["[::1]:1", "[::1]:2", "[::2]:1"], [[0, 1], [2]]),
-    ],
-)
-def test_ranks_by_host(workers, expected):
-    """Hosts by name, in the order of their first ranks."""
-    assert hierarchical.ranks_by_host(workers) == expected
-
-
 @pytest.mark.parametrize("size", range(1, 18))
 def test_the_tree_of_a_host(size):
     """Everybody but the first has one parent, that of the position minus a bit."""

@@ -42,7 +42,7 @@ class AllReduce:
       plan: bytes of each tensor -> buckets, see `reduction_plan`. Their algorithms are
         TensorFlow's "ring", "nccl" and "auto", and ours.
       rank: this process'.
-      hosts: the ranks on each host, see `hierarchical.ranks_by_host`.
+      hosts: the ranks on each host, see `cluster.ranks_by_host`.
       arrivals: counts what comes, and this process' own part, for a watchdog.
       wire_dtype: in which gradients of floating point travel between processes; None:
         as they are. Ours then add in float32, TensorFlow's in this dtype.

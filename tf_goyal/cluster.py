@@ -10,7 +10,7 @@ refused before TensorFlow starts.
 import json
 import os
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,6 +176,24 @@ def assign(virtual_workers: int, devices: int) -> list[range]:
     return [range(r * k // total, (r + 1) * k // total) for r in range(total)]
 
 
+def ranks_by_host(workers: Sequence[str]) -> list[list[int]]:
+    """The ranks on each host.
+
+    Args:
+      workers: host:port of every process in rank order.
+
+    Returns:
+      Lists of ranks in ascending order, hosts in the order of their first ranks.
+
+    >>> ranks_by_host(["a:1", "b:1", "a:2"])
+    [[0, 2], [1]]
+    """
+    hosts: dict[str, list[int]] = {}
+    for rank, address in enumerate(workers):
+        hosts.setdefault(address.rpartition(":")[0].lower(), []).append(rank)
+    return list(hosts.values())
+
+
 def local_devices(cluster: Cluster, *, allreduce: str, devices: int) -> list[str]:
     """The devices that this process of a cluster trains on; changes nothing.
 
@@ -193,8 +211,6 @@ def local_devices(cluster: Cluster, *, allreduce: str, devices: int) -> list[str
     """
     import tensorflow as tf
 
-    from tf_goyal import hierarchical
-
     gpus = len(tf.config.list_physical_devices("GPU"))
     if allreduce == "nccl" and not gpus:
         raise ValueError(
@@ -206,7 +222,7 @@ def local_devices(cluster: Cluster, *, allreduce: str, devices: int) -> list[str
             f"--devices={devices} needs as many GPUs, but this process sees {gpus}: "
             "lower --devices"
         )
-    hosts = hierarchical.ranks_by_host(cluster.workers)
+    hosts = ranks_by_host(cluster.workers)
     here = next((len(host) for host in hosts if cluster.rank in host), 1)
     if gpus and here > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
         raise ValueError(

@@ -11,24 +11,6 @@ import tensorflow as tf
 from tf_goyal import halving_doubling, pair_messages
 
 
-def ranks_by_host(workers: Sequence[str]) -> list[list[int]]:
-    """The ranks on each host.
-
-    Args:
-      workers: host:port of every process in rank order.
-
-    Returns:
-      Lists of ranks in ascending order, hosts in the order of their first ranks.
-
-    >>> ranks_by_host(["a:1", "b:1", "a:2"])
-    [[0, 2], [1]]
-    """
-    hosts: dict[str, list[int]] = {}
-    for rank, address in enumerate(workers):
-        hosts.setdefault(address.rpartition(":")[0].lower(), []).append(rank)
-    return list(hosts.values())
-
-
 def children(position: int, size: int) -> list[int]:
     """Who hands its sum to this position of a host: a binomial tree with root 0.
 
@@ -62,7 +44,8 @@ def all_reduce(
     Args:
       tensor: as of `halving_doubling.all_reduce`.
       rank: this process.
-      hosts: the ranks on each host, the same in each process; see `ranks_by_host`.
+      hosts: the ranks on each host, the same in each process; see
+        `cluster.ranks_by_host`.
       bucket: as of `halving_doubling.all_reduce`.
       wire_dtype: dtype of the messages between hosts. None: that of `tensor`.
 

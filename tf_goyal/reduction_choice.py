@@ -15,12 +15,11 @@ import tensorflow as tf
 from tf_goyal import (
     allreduce,
     gradient_order,
-    hierarchical,
     network_probe,
     reduction_plan,
 )
 from tf_goyal.arrivals import Arrivals
-from tf_goyal.cluster import Cluster
+from tf_goyal.cluster import Cluster, ranks_by_host
 from tf_goyal.config import Config
 from tf_goyal.network_probe import Measured, Watched, unwatched
 from tf_goyal.placement import Placement
@@ -103,7 +102,7 @@ class ReductionChoice:
         self._config, self._cluster, self._model = config, cluster, model
         self._strategy, self._placement = strategy, placement
         self._device_sum = device_sum
-        self._hosts = hierarchical.ranks_by_host(cluster.workers) or [[0]]
+        self._hosts = ranks_by_host(cluster.workers) or [[0]]
         self._buckets: Sequence[Bucket] = ()
         self.arrivals = Arrivals()
         wire_dtype = _wire_dtype(config)

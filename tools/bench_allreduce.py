@@ -33,7 +33,7 @@ import rank_processes
 from absl import flags as absl_flags
 
 from tf_goyal import flags
-from tf_goyal.cluster import Cluster
+from tf_goyal.cluster import Cluster, ranks_by_host
 
 # doubling: halving_doubling without any halving.
 ALGORITHMS = ("ring", "halving_doubling", "doubling", "hierarchical")
@@ -132,7 +132,7 @@ def measure_as_auto(
     strategy: Any, algorithms: list[str], rank: int, workers: list[str]
 ) -> Any:
     """`network_probe.Measured` of these algorithms."""
-    from tf_goyal import hierarchical, network_probe, step
+    from tf_goyal import network_probe, step
     from tf_goyal.placement import Placement
 
     placement = Placement(strategy, rank, len(workers))
@@ -142,7 +142,7 @@ def measure_as_auto(
         placement=placement,
         device_sum=step.device_sum(strategy, placement),
         rank=rank,
-        hosts=hierarchical.ranks_by_host(workers),
+        hosts=ranks_by_host(workers),
         watched=network_probe.unwatched,
     )
 
@@ -153,12 +153,11 @@ def reduction(
     """One all-reduce of `size` ones, as the trainer's; it checks the sum."""
     import tensorflow as tf
 
-    from tf_goyal import hierarchical
     from tf_goyal.allreduce import AllReduce
     from tf_goyal.reduction_plan import Bucket
 
     bucket = Bucket([0], 4 * size, algorithm)
-    hosts = hierarchical.ranks_by_host(workers)
+    hosts = ranks_by_host(workers)
     all_reduce = AllReduce(lambda sizes: [bucket], rank=rank, hosts=hosts)
 
     @tf.function(autograph=False)
