@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_goyal import files
+from tf_goyal import checkpoint, files
 
 STORE_CHECKS = Path(__file__).with_name("store_checks.py")
 
@@ -21,6 +21,32 @@ def test_a_scheme_makes_a_store(text):
 def test_everything_else_is_a_disk(text):
     assert files.path(text) == Path(text)
     assert files.path(Path(text)) == Path(text) and files.is_local(files.path(text))
+
+
+@pytest.mark.parametrize(
+    ("error", "there"),
+    [
+        ("NotFoundError", False),
+        ("PermissionDeniedError", None),
+        ("UnavailableError", None),
+    ],
+)
+def test_a_store_that_does_not_answer_is_no_empty_one(monkeypatch, error, there):
+    """Else a run would begin anew beside its checkpoints."""
+    import tensorflow as tf
+
+    def stat(_):
+        raise getattr(tf.errors, error)(None, None, "no answer")
+
+    monkeypatch.setattr(tf.io.gfile, "stat", stat)
+    if there is None:
+        with pytest.raises(OSError, match="no answer"):
+            files.path("gs://b/run").is_dir()
+        with pytest.raises(ValueError, match="--model_dir .*gs://b/run .*: no answer"):
+            checkpoint.steps("gs://b/run")
+    else:
+        assert files.path("gs://b/run").is_dir() == there
+        assert checkpoint.steps("gs://b/run") == []
 
 
 def test_a_file_is_replaced_in_one_go(tmp_path, monkeypatch):

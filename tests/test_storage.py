@@ -87,26 +87,54 @@ def digits(tmp_path, monkeypatch) -> list[str]:
     return ["--recipe=digits", f"--model_dir={tmp_path / 'file' / 'run'}"]
 
 
-@pytest.mark.parametrize(
-    ("command", "before"),
-    [(train, []), (doctor, []), (launch, ["--processes=2", "--"])],
-)
-def test_f6_commands_refuse_it_before_tensorflow_starts(
-    command, before, digits, tmp_path, capsys
-):
-    """F6: exit 2, one sentence, and nothing is left behind."""
+COMMANDS = [(train, []), (doctor, []), (launch, ["--processes=2", "--"])]
+
+
+def refusal(command, arguments, capsys):
+    """The one line with which a command exits with 2."""
     with pytest.raises(SystemExit) as caught:
         flags.run(
             command.main,
-            [command.__name__, *before, *digits],
+            [command.__name__, *arguments],
             define=getattr(command, "define", None),
             with_config=command is not launch,
-            arguments="-- FLAGS" if before else "",
+            arguments="-- FLAGS" if command is launch else "",
         )
     assert caught.value.code == 2
     out, error = capsys.readouterr()
     assert out == ""
     assert error.count("\n") == 1
+    return error
+
+
+@pytest.mark.parametrize(("command", "before"), COMMANDS)
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_f6_checkpoints_that_cannot_be_looked_at_are_no_empty_folder(
+    command, before, number, digits, tmp_path, monkeypatch, capsys
+):
+    """F6's kind: another's folder, or storage that does not answer."""
+    checkpoints = tmp_path / "run" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    listed = Path.iterdir
+
+    def iterdir(path):
+        if path == checkpoints:
+            raise OSError(number, os.strerror(number), str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    arguments = [*before, digits[0], f"--model_dir={tmp_path / 'run'}"]
+    error = refusal(command, arguments, capsys)
+    assert "--model_dir must be a folder that can be read" in error
+    assert f"{checkpoints} cannot be: {os.strerror(number)}" in error
+
+
+@pytest.mark.parametrize(("command", "before"), COMMANDS)
+def test_f6_commands_refuse_it_before_tensorflow_starts(
+    command, before, digits, tmp_path, capsys
+):
+    """F6: exit 2, one sentence, and nothing is left behind."""
+    error = refusal(command, [*before, *digits], capsys)
     assert "--model_dir must be a folder that can be written" in error
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
