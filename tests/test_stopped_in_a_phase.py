@@ -45,7 +45,8 @@ def test_the_others_name_who_does_not_answer(stopped, number, victim):
     }
     for text in said.values():
         assert text.startswith("step ") and "its all-reduce got nothing for 1 s" in text
-        assert "missing: bucket_" in text
+        # A stopped process may have sent all that it had to, and taken nothing.
+        assert "missing: bucket_" in text or "does not take what was sent" in text
     assert any(f"_from_rank_{victim}" in text for text in said.values()), said
 
 

@@ -61,6 +61,16 @@ def test_the_missing_message_is_named():
     assert "missing: b and 1 more" in why and "--collective_timeout" in why
 
 
+def test_one_that_only_sends_still_waits_for_a_peer():
+    graph = Graph(a=0)
+
+    def prepare(watchdog):
+        watchdog.begins(1)
+        graph.counts.update({READY: 1, "a": 1})
+
+    assert "a peer does not take what was sent to it" in barked(graph, prepare)
+
+
 def test_tensorflows_algorithms_tell_nothing():
     graph = Graph()
 

@@ -100,6 +100,8 @@ class Watchdog:
 def _missing(counts: Mapping[str, int], begun: int) -> str:
     """What has not come, the first of it by name."""
     late = [name for name, count in counts.items() if count < begun]
+    if not late and set(counts) - {READY}:
+        return "all has come, but a peer does not take what was sent to it"
     if not late:
         return "TensorFlow's algorithms do not say from whom"
     more = f" and {len(late) - 1} more" if len(late) > 1 else ""
