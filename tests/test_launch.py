@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import types
 from pathlib import Path
 
 import psutil
@@ -110,8 +111,6 @@ def sizes(folder: Path) -> list[int]:
         ([[3, 138]], 3, [2]),
         ([[138, 2]], 2, [2]),
         ([[-9, 1]], 1, [2]),
-        # Killed before all had met: who refuses misses it.
-        ([[-9, 2], [0]], 0, [2, 1]),
         ([[-9, 3]], 3, [2]),
     ],
 )
@@ -242,6 +241,20 @@ def test_fewer_gpus_than_processes_are_refused(launched, monkeypatch):
     code, errors = launched([[0, 0]])
     assert code == 2
     assert "there are 1, got --processes=2" in errors
+
+
+@pytest.mark.parametrize(
+    ("first", "codes", "code", "lost"),
+    [
+        (-9, [2, -9], 137, 1),  # killed before all had met: who refuses misses it
+        (2, [2, -9], 2, 1),  # refused first
+        (138, [2, 138], 2, 0),
+        (-9, [2, -9, 3], 3, 1),
+    ],
+)
+def test_a_refusal_because_of_a_killed_process_is_no_end(first, codes, code, lost):
+    children = [types.SimpleNamespace(returncode=each) for each in codes]
+    assert launch._ending(children, first, ()) == (code, lost)
 
 
 def test_elastic_needs_a_restart(launched):
