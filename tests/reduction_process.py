@@ -124,10 +124,11 @@ def run_rounds(strategy, case: dict, rank: int, bucket: int) -> np.ndarray:
 
 
 def run_buckets(strategy, size: int, rank: int, processes: int) -> np.ndarray:
-    """Three steps of 25 gradients of 4 MiB, in buckets of at most `size` bytes.
+    """Five steps of 25 gradients of 4 MiB, in buckets of at most `size` bytes.
 
     Returns:
-      [wrong values, KiB that the peak of memory is above what was held before].
+      [wrong values, KiB that the peak of memory is above what was held before: that of
+      the middle one of five steps, since gRPC copies as its threads have time].
     """
     ready = list(range(25))
     reduce = AllReduce(
@@ -155,15 +156,16 @@ def run_buckets(strategy, size: int, rank: int, processes: int) -> np.ndarray:
         return strategy.run(on_device)
 
     step(tf.constant(1.0))
-    before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is now's
-    wrong = 0
-    for _ in range(3):
+    wrong, peaks = 0, []
+    for _ in range(5):
+        before = status("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is now's
         other, sums = step(tf.constant(rank + 1.0))
         factor = processes * (processes + 1) / 2
         wrong += sum(int(o) for o in other)
         wrong += sum(float(t) != factor * (i + 1) for i, t in enumerate(sums))
-    return np.array([wrong, status("VmHWM") - before])
+        peaks.append(status("VmHWM") - before)
+    return np.array([wrong, sorted(peaks)[2]])
 
 
 def held() -> list[int]:

@@ -1,7 +1,6 @@
 """The all-reduce benchmark: a tiny run of it, and what it makes of its flags."""
 
 import json
-import time
 
 import pytest
 from tool_runs import load, run
@@ -58,11 +57,9 @@ def test_a_tiny_run_is_kept_beside_an_older_one(bench, monkeypatch, tmp_path):
     ],
 )
 def test_refused(bench, monkeypatch, capsys, written, message):
-    begun = time.monotonic()
     assert run(bench, monkeypatch, "--processes=2", *written) == 2
-    assert time.monotonic() - begun < 60  # and not at --deadline
     told = capsys.readouterr().err
-    assert message in told
+    assert message in told and "--deadline" not in told  # nobody waited for it
     assert told.count("\n") == 1
 
 

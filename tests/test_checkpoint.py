@@ -196,6 +196,18 @@ def test_the_newest_up_to_a_step(tmp_path, at_most, step):
     assert (found and found[1]["step"]) == step
 
 
+def test_the_newest_whole_one_up_to_a_step(tmp_path):
+    """What a stopped run may say is good: not a cut one, nor one of another run."""
+    for step in (10, 20, 30):
+        save(tmp_path, step)
+    for at_most, step in ((9, None), (10, 10), (29, 20), (30, 30)):
+        assert checkpoint.newest_whole(tmp_path, at_most) == step
+    cut = checkpoint.folder(tmp_path) / "step-30" / "variables.npz"
+    os.truncate(cut, cut.stat().st_size - 1)
+    assert checkpoint.newest_whole(tmp_path, 30) == 20
+    assert checkpoint.newest_whole(tmp_path / "none", 30) is None
+
+
 def test_an_unusable_one_is_passed_over(tmp_path, capsys):
     for saved in (5, 9):
         save(tmp_path, saved)

@@ -155,6 +155,19 @@ def test_compressed_run_lengths_are_read_as_pycocotools_writes_them(height):
         assert coco_file._uncompressed(code) == expected
 
 
+def test_the_objects_of_the_image_that_has_most(read):
+    """The Model Garden is told of them: it would cut the rest off."""
+    (one,) = described()["annotations"]
+    assert read(described(annotations=[])).most_things == 0
+    of = {1: 2, 2: 101}
+    several = [
+        {**one, "id": 1000 * image + i, "image_id": image}
+        for image, count in of.items()
+        for i in range(count)
+    ]
+    assert read(described(annotations=several)).most_things == 101
+
+
 def test_a_crowd_is_kept_as_one(read):
     code = {"size": [10, 20], "counts": [0, 200]}
     (thing,) = read(annotated(iscrowd=1, segmentation=code)).pictures[0].things

@@ -1,11 +1,13 @@
 """The command `evaluate`: what it prints is what training logged, to the bit."""
 
+import contextlib
 import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from training import started
 
 from tf_goyal import checkpoint, datasets, evaluate, evaluator, flags, run_log, trained
 from tf_goyal.config import Config
@@ -123,6 +125,25 @@ def test_all_must_have_the_same_checkpoint():
         assert f"rank 0 has step 12, sha256 {sha256}" in str(caught.value)
         assert f"rank 2 step {other[0]}, sha256 {other[1]}" in str(caught.value)
     evaluate._compare(found, SimpleNamespace(gather=lambda said: [said, said]))
+
+
+def test_what_one_process_refuses_ends_all(trained_run, tmp_path):
+    """The other does not wait for --start_timeout, 300 s."""
+    ports = free_ports(2)
+    folders = [trained_run, tmp_path]
+    with contextlib.ExitStack() as stack:
+        both = [
+            stack.enter_context(
+                started("tf_goyal.evaluate", [f"--model_dir={folder}"], rank, ports)
+            )
+            for rank, folder in enumerate(folders)
+        ]
+        outputs = [each.communicate(timeout=200)[0] for each in both]
+    assert [each.returncode for each in both] == [2, 2], outputs
+    why = (
+        f"rank 1 (127.0.0.1:{ports[1]}) does not start: --model_dir must be the folder"
+    )
+    assert why in outputs[0]
 
 
 def test_several_processes_do_not_follow(monkeypatch):

@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
 
-from tf_goyal import config, datasets, facts, provenance
+from tf_goyal import config, datasets, facts, provenance, train
 
 SETTINGS = config.Config(model_dir="run", dataset="digits", global_batch=64)
 WORKERS = "a:2222", "b:2222", "c:2222"
@@ -32,6 +33,26 @@ def compare(*said, workers=WORKERS):
         return list(said)
 
     return facts.differences(said[0], workers, gather)
+
+
+@pytest.mark.parametrize(("theirs", "refused"), [(7, True), (8, False), (9, True)])
+def test_another_number_of_devices_is_refused_by_rank(theirs, refused):
+    """S7's kind: a host that has lost one of its GPUs."""
+    members = types.SimpleNamespace(workers=WORKERS)
+    here, there = ({"number of devices": str(count)} for count in (8, theirs))
+
+    def gather(value):
+        return [value, there if isinstance(value, dict) else str(theirs), value]
+
+    others = types.SimpleNamespace(
+        gather=lambda value: gather(value if isinstance(value, dict) else "8")
+    )
+    if refused:
+        why = f"devices is 8 on ranks 0 .*, 2 .*, {theirs} on rank 1 .b:2222."
+        with pytest.raises(ValueError, match=why):
+            train._refuse_differences(here, members, others)
+    else:
+        train._refuse_differences(here, members, others)
 
 
 def test_alike_is_no_difference():

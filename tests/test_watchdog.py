@@ -98,11 +98,11 @@ def test_a_sum_outside_of_the_steps_is_watched():
 @pytest.mark.parametrize("state", ["computes", "between steps", "messages come", "off"])
 def test_quiet_where_nothing_hangs(state):
     """Twenty looks, more than two timeouts."""
-    graph, said = Graph(a=0), []
+    graph, said, threads = Graph(a=0), [], set(threading.enumerate())
     with Watchdog(0 if state == "off" else 0.5, graph, said.append) as watchdog:
         watchdog.begins(1)
         if state == "off":
-            assert graph.looks == 0
+            assert set(threading.enumerate()) <= threads and graph.looks == 0
             return
         if state != "computes":
             graph.counts.update({READY: 1, "a": 1})

@@ -31,12 +31,12 @@ from typing import NamedTuple
 from absl import flags as absl_flags
 
 from tf_goyal import files, flags, preflight, resume, storage
+from tf_goyal.asked import ASKED_TO_STOP
 from tf_goyal.config import Config
+from tf_goyal.peers import PEER_LOST, REFUSED
 from tf_goyal.progress import say
 
 START_AGAIN = 128  # exit codes from here on ask for a restart
-REFUSED = 2
-PEER_LOST, ASKED_TO_STOP = 138, 143  # of processes that could go on
 MARGIN_SECONDS = 15.0  # beyond what the processes take by their flags
 
 

@@ -73,6 +73,11 @@ class Coco:
         """Numbers that a detector tells apart: 0 is the background's."""
         return max(self.categories) + 1
 
+    @property
+    def most_things(self) -> int:
+        """Objects of the image that has most."""
+        return max(len(picture.things) for picture in self.pictures)
+
     @functools.cached_property
     def sha256(self) -> str:
         """Of all but the images' pixels, and of no path."""

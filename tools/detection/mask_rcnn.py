@@ -282,7 +282,9 @@ def experiment(
     data.shuffle_buffer_size = min(10_000, images)
     data.parser.aug_rand_hflip = FLAGS.flip
     # It would leave out what comes behind, and train on it as background.
-    data.parser.max_num_instances = most_things(train)
+    data.parser.max_num_instances = max(
+        data.parser.max_num_instances, train.most_things
+    )
     data.parser.aug_scale_min = data.parser.aug_scale_max = 1.0
     task.validation_data.input_path, _ = records[1]
     task.validation_data.global_batch_size = 1
@@ -301,11 +303,6 @@ def experiment(
     optimizer.warmup.linear.warmup_steps = schedule.warmup_steps
     optimizer.warmup.linear.warmup_learning_rate = schedule.rate / 3
     return config
-
-
-def most_things(coco: coco_file.Coco) -> int:
-    """Objects of the image that has most, but no fewer than the Model Garden's 100."""
-    return max(100, *(len(picture.things) for picture in coco.pictures))
 
 
 def trained(
