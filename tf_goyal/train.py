@@ -243,7 +243,6 @@ def _train(
     import tensorflow as tf
 
     from tf_goyal.samples import InputError
-    from tf_goyal.trainer import NOT_FINITE
 
     rank = f"rank {members.rank} of {members.processes}"
     try:
@@ -256,19 +255,18 @@ def _train(
                 raise RuntimeError("training failed") from error
             sha256 = trainer.weights_sha256()
             # NaN is not NaN to the bit: its sign depends on the order of a sum.
-            if code != NOT_FINITE and trainer.differences({"weights": sha256}):
+            if trainer.differences({"weights": sha256}) and trainer.finite():
                 raise RuntimeError(f"the weights differ between processes ({rank})")
     except InputError as error:
         _leave(trainer, members, others, str(error), code=INPUT_FAILED)
     except tf.errors.OpError as error:
         if members.processes == 1:
             raise
-        if asked.to_stop:  # and so were the others, and some have left
+        lost = coordination.peer_lost(error)
+        if lost and asked.to_stop:  # and so were the others, and some have left
             _stop_unsaved(trainer, rank, _reason(error))
         # Errors of many kinds come of a device that waits for a lost process.
-        if not others.wait_for_loss(_NAMING_SECONDS) and not coordination.peer_lost(
-            error
-        ):
+        if not others.wait_for_loss(_NAMING_SECONDS) and not lost:
             raise
         _leave(trainer, members, others, _reason(error))
     say(f"{rank}: exit code {code}, weights_sha256 {sha256}")
@@ -299,12 +297,8 @@ def _leave(
         rank = f"rank {members.rank} of {members.processes}"
         failed = code == INPUT_FAILED
         what = "the input failed" if failed else "a peer was lost"
-        say(f"{rank}: {what}: {why}", sys.stderr)
         event = "input_failed" if failed else "peer_lost"
-        trainer.log.write("event", event=event, why=why)
-        trainer.log.close()
-        if trainer.writer:
-            trainer.writer.wait(_SAVING_SECONDS)
+        _last_words(trainer, f"{rank}: {what}: {why}", event, why)
         time.sleep(after)
         (others.tell_failed if failed else others.tell_lost)(why)
         os._exit(code)  # a lost peer's collectives would hold the exit up
@@ -314,16 +308,21 @@ def _stop_unsaved(trainer: Any, rank: str, why: str) -> NoReturn:
     """Ends this process, which was asked to stop, where others have left before."""
     _exit_within(_LEAVING_SECONDS, ASKED_TO_STOP)
     with _leaving:
-        say(
+        line = (
             f"{rank}: asked to stop, but a peer left before all had agreed on a step: "
-            f"{why}; the run goes on from the checkpoint before",
-            sys.stderr,
+            f"{why}; the run goes on from the checkpoint before"
         )
-        trainer.log.write("event", event="stop_unsaved", why=why)
-        trainer.log.close()
-        if trainer.writer:
-            trainer.writer.wait(_SAVING_SECONDS)
+        _last_words(trainer, line, "stop_unsaved", why)
         os._exit(ASKED_TO_STOP)
+
+
+def _last_words(trainer: Any, line: str, event: str, why: str) -> None:
+    """Says and logs why this process ends, and lets a checkpoint get to the disk."""
+    say(line, sys.stderr)
+    trainer.log.write("event", event=event, why=why)
+    trainer.log.close()
+    if trainer.writer:
+        trainer.writer.wait(_SAVING_SECONDS)
 
 
 def _exit_within(seconds: float, code: int) -> None:

@@ -158,7 +158,7 @@ class Trainer:
                 if self.broken.too_many:
                     return self._too_many_broken(step, progress)
                 if cadence.saves(step) or stopping:
-                    if not self._finite():
+                    if not self.finite():
                         return self._not_finite(step, progress, what="the weights")
                     last = stopping or step == cadence.total_steps
                     self._save(step, evaluation_due, last, progress)
@@ -226,7 +226,7 @@ class Trainer:
         }
         self.writer.save(step, self.state(), metadata)
 
-    def _finite(self) -> bool:
+    def finite(self) -> bool:
         """Whether the state is, and so can be gone on from."""
         variables = [*self.model.variables, *self.optimizer.variables]
         sums = [tf.reduce_sum(v.value) for v in variables if v.dtype == "float32"]
